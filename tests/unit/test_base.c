@@ -1,0 +1,137 @@
+#include <stdio.h>
+#include <unistd.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/id.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "test.h"
+
+TEST(an_error_is_wrapped_from_the_inside_out)
+{
+    struct err err = {0};
+    errno = ENOENT;
+    EXPECT_INT(err_errno(&err, "root '%s'", "/x"), -1);
+    err_wrap(&err, "opening a %s sandbox", "local");
+    EXPECT_TEXT(err.text, "opening a local sandbox: root '/x': No such file or directory");
+    EXPECT_INT(err.kind, ERR_NOT_FOUND);
+    EXPECT_INT(err_meaning(err.kind)->http_status, 404);
+}
+
+TEST(a_buffer_keeps_its_bytes_while_it_grows_and_is_consumed)
+{
+    OWN(buf) struct buf buf = {0};
+    for (int i = 0; i < 10000; i++) {
+        buf_format(&buf, "%05d", i);
+        if (i % 3 == 2)
+            buf_consume(&buf, 5);
+    }
+    EXPECT_INT(buf.size, (10000 - 3333) * 5);
+    EXPECT_STR(str_upto(buf_str(&buf), 5), STR("03333"));
+}
+
+TEST(a_map_finds_what_was_put_and_forgets_what_was_removed)
+{
+    struct map map = {0};
+    int values[500];
+    char key[16];
+    for (int i = 0; i < 500; i++)
+        EXPECT(!map_put(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i)), &values[i]));
+    for (int i = 0; i < 500; i += 2)
+        EXPECT(map_remove(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i))) == &values[i]);
+    for (int i = 0; i < 500; i++) {
+        void *got = map_get(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i)));
+        EXPECT(got == (i % 2 ? (void *)&values[i] : NULL));
+    }
+    EXPECT_INT(map.count, 250);
+    map_deinit(&map);
+}
+
+TEST(an_arena_stops_at_its_maximum)
+{
+    OWN(arena) struct arena arena = {.bytes_max = 10000};
+    EXPECT(arena_alloc(&arena, 6000));
+    EXPECT(!arena_alloc(&arena, 6000));
+    EXPECT(arena_alloc(&arena, 2000));
+}
+
+TEST(durations_and_sizes_are_read_with_their_units)
+{
+    long long ms;
+    unsigned long long bytes;
+    EXPECT(str_to_duration_ms(STR("1.5s"), &ms) && ms == 1500);
+    EXPECT(str_to_duration_ms(STR("20"), &ms) && ms == 20);
+    EXPECT(!str_to_duration_ms(STR("20 s"), &ms));
+    EXPECT(!str_to_duration_ms(STR(""), &ms));
+    EXPECT(str_to_size(STR("2G"), &bytes) && bytes == 2ull << 30);
+    EXPECT(str_to_size(STR("64KiB"), &bytes) && bytes == 65536);
+    EXPECT(!str_to_size(STR("-1"), &bytes));
+    EXPECT(!str_to_size(STR("1x"), &bytes));
+}
+
+TEST(utf8_is_told_from_other_bytes)
+{
+    EXPECT(str_is_utf8(STR("gr\xc3\xbc\xc3\x9f \xf0\x9f\x9a\xaa")));
+    EXPECT(!str_is_utf8(STR("\xc0\x80")));
+    EXPECT(!str_is_utf8(STR("\xed\xa0\x80")));
+    EXPECT(!str_is_utf8(STR("abc\xff")));
+    EXPECT(!str_is_utf8(STR("\xe2\x82")));
+}
+
+TEST(base64_makes_the_round_trip_at_every_length)
+{
+    char bytes[64];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (char)(i * 37 + 200);
+    for (size_t size = 0; size < sizeof bytes; size++) {
+        OWN(buf) struct buf text = {0};
+        OWN(buf) struct buf back = {0};
+        text_base64(&text, str_make(bytes, size));
+        EXPECT(text_base64_read(&back, buf_str(&text)));
+        EXPECT_STR(buf_str(&back), str_make(bytes, size));
+    }
+    OWN(buf) struct buf none = {0};
+    EXPECT(!text_base64_read(&none, STR("a")));
+    EXPECT(!text_base64_read(&none, STR("ab!d")));
+}
+
+TEST(ids_sort_by_time_and_do_not_repeat)
+{
+    char a[ID_MAX], b[ID_MAX];
+    id_make(a, "r");
+    id_make(b, "r");
+    EXPECT(strcmp(a, b) != 0);
+    EXPECT(strncmp(a, b, 8) <= 0);
+    EXPECT_INT(strlen(a), 22);
+}
+
+TEST(a_tree_is_removed_without_following_links)
+{
+    struct err err = {0};
+    char top[] = "/tmp/postern-test-XXXXXX";
+    EXPECT(mkdtemp(top));
+    OWN(mem) char *deep = mem_format("%s/gone/a/b", top);
+    OWN(mem) char *kept = mem_format("%s/kept", top);
+    OWN(mem) char *file = mem_format("%s/kept/file", top);
+    OWN(mem) char *link = mem_format("%s/gone/link", top);
+    OWN(mem) char *gone = mem_format("%s/gone", top);
+    EXPECT(file_make_dirs(deep, 0755, &err) == 0 && file_make_dirs(kept, 0755, &err) == 0);
+    EXPECT(file_write(file, STR("x"), 0644, false, &err) == 0);
+    EXPECT(symlink(kept, link) == 0);
+    EXPECT(file_remove_tree(gone, &err) == 0);
+    EXPECT(file_exists(file) && !file_exists(gone));
+    EXPECT(file_remove_tree(top, &err) == 0);
+}
+
+TEST(the_nearest_name_is_offered_when_it_is_near)
+{
+    static const char *const names[] = {"black_box", "proxy", "gate"};
+    EXPECT_TEXT(text_nearest("prxy", names, 3), "proxy");
+    EXPECT(!text_nearest("zzzzzz", names, 3));
+}
