@@ -1,0 +1,143 @@
+/* dialect.h - the door of the dialect room: model protocols as pure functions.
+ *
+ * A dialect reads an agent's request into a trace_request, writes a trace_answer back whole or as a
+ * stream, and reads an upstream's answer, whole or as a stream. No sockets, no clock, no loop:
+ * bytes in, bytes out, same every time. To add one: write dialect_<name>.c with a const descriptor
+ * and name it in dialect.c.
+ *
+ *     agent's body --read_request--> trace_request
+ *     upstream's bytes --dialect_reader--> trace_delta... and a trace_answer
+ *     trace_answer --dialect_write_answer--> body        trace_delta... --dialect_writer--> SSE
+ *
+ * A stream that ends without its terminal event is ERR_LOST, never an answer. */
+#ifndef DIALECT_H
+#define DIALECT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/str.h"
+#include "json/json.h"
+#include "trace/trace.h"
+
+struct err;
+struct dialect;
+
+/* ---------------------------------------------------------------- routes */
+enum dialect_route_kind {
+    DIALECT_ROUTE_NONE,   /* not ours: 404 */
+    DIALECT_ROUTE_METHOD, /* the path is ours, the method is not: 405 */
+    DIALECT_ROUTE_CALL,   /* a model call */
+    DIALECT_ROUTE_MODELS, /* GET .../models[/name] */
+};
+struct dialect_route {
+    enum dialect_route_kind kind;
+    const struct dialect *dialect; /* for errors too; NULL only with ROUTE_NONE */
+};
+/* `path` without its query; with and without the leading /v1. */
+struct dialect_route dialect_find_route(struct str method, struct str path);
+const struct dialect *dialect_find(const char *name); /* "chat"; NULL: no such dialect */
+const char *dialect_name(const struct dialect *dialect);
+extern const struct dialect dialect_chat;
+
+/* ---------------------------------------------------------------- requests */
+/* `body` must outlive `out`, whose arrays and decoded strings are in the arena. A body that is no
+ * plausible model call is ERR_INPUT (400) with a message the agent may see; past the arena's
+ * maximum it is ERR_LIMIT. */
+int dialect_read_request(const struct dialect *dialect, struct json body, struct arena *arena,
+                         struct trace_request *out, struct err *err);
+
+/* What is imposed on a request on its way to the upstream. Everything else stays byte for byte. */
+struct dialect_override {
+    struct str model; /* STR_NONE: as it is */
+    bool capture;     /* ask the engine for token ids and log-probabilities */
+    bool usage;       /* ask for usage at the end of a stream */
+    bool has_temperature, has_top_p;
+    double temperature, top_p;
+    int64_t tokens_max; /* 0: as it is; else replaces either spelling */
+};
+void dialect_rewrite_request(const struct dialect *dialect, struct json body,
+                             const struct dialect_override *override, struct buf *out);
+
+/* ---------------------------------------------------------------- answers to the agent */
+void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,
+                          const struct trace_answer *answer, struct buf *out);
+/* An error body for an HTTP status; `code` may be NULL. The content type is application/json. */
+void dialect_write_error(const struct dialect *dialect, int status, const char *code,
+                         struct str message, struct buf *out);
+/* The list for GET .../models. */
+void dialect_write_models(const struct dialect *dialect, struct str model, int64_t created_s,
+                          struct buf *out);
+
+/* A stream, piece by piece: begin, deltas, then finish. All text goes to `out`. */
+struct dialect_writer {
+    const struct dialect *dialect;
+    const struct trace_request *request; /* borrowed */
+    struct str id, model;                /* borrowed */
+    int64_t created_s;
+    bool usage; /* the client asked for it */
+    bool begun;
+    uint32_t calls;
+};
+/* `id` ("chatcmpl-..."), `model` and `request` are borrowed until the stream is over. */
+void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,
+                         const struct trace_request *request, struct str id, struct str model,
+                         int64_t created_s);
+void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delta *delta,
+                          struct buf *out);
+/* The terminal events, to be sent only when the call is committed: finish reason, usage if asked,
+ * end marker. */
+void dialect_writer_finish(struct dialect_writer *writer, enum trace_finish finish,
+                           const struct trace_usage *usage, struct buf *out);
+/* A whole answer as a stream: deltas of about `piece` bytes (0: one each), cut between UTF-8
+ * characters. */
+void dialect_writer_answer(struct dialect_writer *writer, const struct trace_answer *answer,
+                           size_t piece, struct buf *out);
+/* Something that keeps the connection warm and that this dialect's clients ignore. */
+void dialect_write_keepalive(const struct dialect *dialect, struct buf *out);
+
+/* ---------------------------------------------------------------- answers from an upstream */
+struct dialect_reader;
+struct dialect_reader_options {
+    bool stream; /* SSE; else one JSON body */
+    bool strip;  /* relayed bytes lose token ids and log-probabilities the agent did not ask for */
+    bool strip_usage;       /* and the usage chunk */
+    size_t bytes_max;       /* 0: 64 MiB of answer */
+    size_t event_bytes_max; /* 0: 16 MiB for one event */
+    /* Each piece as it comes. May be NULL. */
+    void (*on_delta)(void *context, const struct trace_delta *delta);
+    /* The upstream's own bytes, event by event, for relaying. From the event with the finish reason
+     * on, `terminal` is true: hold these back until the call is committed. Comments come through as
+     * they are. Unary bodies come once, from dialect_reader_end(). May be NULL. */
+    void (*on_relay)(void *context, struct str bytes, bool terminal);
+    void *context;
+};
+struct dialect_reader *dialect_reader_new(const struct dialect *dialect,
+                                          const struct dialect_reader_options *options);
+void dialect_reader_free(struct dialect_reader *reader);
+static inline void own_dialect_reader(struct dialect_reader **reader)
+{
+    dialect_reader_free(*reader);
+}
+/* Any cutting of the bytes gives the same result. After an error only _free() is allowed.
+ * ERR_PROTOCOL: nonsense; ERR_LIMIT: too large; an error object inside a stream is ERR_LOST with
+ * the upstream's message in dialect_reader_error(). */
+int dialect_reader_feed(struct dialect_reader *reader, struct str bytes, struct err *err);
+/* The finish reason was seen. */
+bool dialect_reader_finished(const struct dialect_reader *reader);
+/* The bytes are over. ERR_LOST: the answer is truncated. The answer's memory is in `arena`. Once.
+ */
+int dialect_reader_end(struct dialect_reader *reader, struct arena *arena, struct trace_answer *out,
+                       struct err *err);
+/* What there is so far, finished or not: for the record of a broken attempt. */
+void dialect_reader_partial(struct dialect_reader *reader, struct arena *arena,
+                            struct trace_answer *out);
+/* The upstream's own error message and type from a body with a status >= 400 or an error event.
+ * STR_NONE: none. */
+void dialect_read_error(struct json body, struct arena *arena, struct str *message,
+                        struct str *type);
+
+#endif
