@@ -20,7 +20,7 @@ static inline void own_arena(struct arena *arena)
 {
     arena_deinit(arena);
 }
-void *arena_alloc(struct arena *arena, size_t size); /* zeroed, aligned to 16 */
+void *arena_alloc(struct arena *arena, size_t size);     /* zeroed, aligned to 16 */
 struct str arena_str(struct arena *arena, struct str s); /* a terminated copy */
 char *arena_text(struct arena *arena, struct str s);
 char *arena_format(struct arena *arena, const char *format, ...)

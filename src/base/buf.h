@@ -1,5 +1,5 @@
-/* buf.h - bytes that are owned and grow. A zeroed struct is an empty buffer. `data` is not terminated
- * unless buf_text() was just called. Consuming from the front is cheap. */
+/* buf.h - bytes that are owned and grow. A zeroed struct is an empty buffer. `data` is not
+ * terminated unless buf_text() was just called. Consuming from the front is cheap. */
 #ifndef BASE_BUF_H
 #define BASE_BUF_H
 

@@ -9,7 +9,7 @@ struct list {
     struct list *next, *prev;
 };
 
-#define LIST_OF(node, type, member) ((type *)((char *)(node) - offsetof(type, member)))
+#define LIST_OF(node, type, member) ((type *)((char *)(node)-offsetof(type, member)))
 #define LIST_EACH(at, head)                                                                        \
     for (struct list *at = (head)->next, *after_ = at->next; at != (head);                         \
          at = after_, after_ = at->next)

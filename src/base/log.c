@@ -23,7 +23,8 @@ enum log_level log_level(void)
     return least;
 }
 
-/* Control bytes, quotes and backslashes are escaped in both forms: a log line is always one line. */
+/* Control bytes, quotes and backslashes are escaped in both forms: a log line is always one line.
+ */
 static size_t quote(char *out, size_t room, const char *text)
 {
     size_t used = 0;

@@ -61,8 +61,7 @@ static struct map_slot *find(const struct map *map, struct str key, uint64_t has
         struct map_slot *slot = &map->slots[i];
         if (!slot->key)
             return NULL;
-        if (live(slot) && slot->hash == hash &&
-            str_equal(str_make(slot->key, slot->key_size), key))
+        if (live(slot) && slot->hash == hash && str_equal(str_make(slot->key, slot->key_size), key))
             return slot;
     }
 }

@@ -1,5 +1,5 @@
-/* map.h - bytes to pointer, open addressing, keys copied. A zeroed struct is an empty map. The hash is
- * seeded per process, so that a peer who picks keys cannot pick collisions. */
+/* map.h - bytes to pointer, open addressing, keys copied. A zeroed struct is an empty map. The hash
+ * is seeded per process, so that a peer who picks keys cannot pick collisions. */
 #ifndef BASE_MAP_H
 #define BASE_MAP_H
 

@@ -14,7 +14,8 @@ char *mem_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void own_mem(void *pointer);
 void own_fd(int *fd);
 
-/* OWN(mem) char *path = ...; OWN(fd) int file = ...;  Other rooms define own_<noun>(struct noun **). */
+/* OWN(mem) char *path = ...; OWN(fd) int file = ...;  Other rooms define own_<noun>(struct noun
+ * **). */
 #define OWN(noun) __attribute__((cleanup(own_##noun)))
 
 static inline int fd_take(int *fd)

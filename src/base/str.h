@@ -65,8 +65,9 @@ long str_find_byte(struct str s, char byte);
 long str_find(struct str s, struct str part);
 /* Without blanks, tabs, CR and LF at both ends. */
 struct str str_trim(struct str s);
-/* Cuts up to the first `byte` off the front of *rest and returns it; the rest follows the byte. When there is no
- * such byte the whole of *rest is returned and *rest becomes STR_NONE (data NULL). */
+/* Cuts up to the first `byte` off the front of *rest and returns it; the rest follows the byte.
+ * When there is no such byte the whole of *rest is returned and *rest becomes STR_NONE (data NULL).
+ */
 struct str str_cut(struct str *rest, char byte);
 /* A terminated copy on the heap. */
 char *str_dup(struct str s);

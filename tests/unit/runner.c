@@ -75,7 +75,8 @@ static int run(const struct test *test, char *how, size_t size)
         deadline += test->seconds_max * 1000u * (unsigned)(atoi(slow) - 1);
     int status = 0;
     bool hung = false;
-    for (useconds_t nap = 200; waitpid(pid, &status, WNOHANG) == 0; nap = nap < 20000 ? nap * 2 : nap) {
+    for (useconds_t nap = 200; waitpid(pid, &status, WNOHANG) == 0;
+         nap = nap < 20000 ? nap * 2 : nap) {
         if (clock_mono_ms() > deadline && !hung) {
             hung = true;
             kill(-pid, SIGKILL);
@@ -86,7 +87,8 @@ static int run(const struct test *test, char *how, size_t size)
     if (hung)
         snprintf(how, size, "no end within %u s", test->seconds_max);
     else if (WIFSIGNALED(status))
-        snprintf(how, size, "ended by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+        snprintf(how, size, "ended by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
     else
         how[0] = '\0';
     if (hung || WIFSIGNALED(status))
@@ -114,7 +116,10 @@ int main(int argc, char **argv)
         passed += code == 0;
         skipped += code == EXIT_SKIPPED;
         broken += code == EXIT_FAILED;
-        printf("%s %s (%u ms)%s%s\n", code == 0 ? "ok  " : code == EXIT_SKIPPED ? "skip" : "FAIL",
+        printf("%s %s (%u ms)%s%s\n",
+               code == 0              ? "ok  "
+               : code == EXIT_SKIPPED ? "skip"
+                                      : "FAIL",
                test->name, ms, how[0] ? ": " : "", how);
         if (code == EXIT_FAILED)
             printf("  at %s:%d\n", test->file, test->line);

@@ -1,7 +1,7 @@
 /* test.h - unit tests: TEST(a_sentence_about_behaviour) { EXPECT(...); }
  *
- * Each test runs in a process of its own with a deadline; a crash, a hang and a failed EXPECT are told
- * apart. SKIP("reason") skips, which is a failure when MUST_WORK=1 is in the environment. */
+ * Each test runs in a process of its own with a deadline; a crash, a hang and a failed EXPECT are
+ * told apart. SKIP("reason") skips, which is a failure when MUST_WORK=1 is in the environment. */
 #ifndef TEST_H
 #define TEST_H
 

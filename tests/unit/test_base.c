@@ -42,9 +42,11 @@ TEST(a_map_finds_what_was_put_and_forgets_what_was_removed)
     int values[500];
     char key[16];
     for (int i = 0; i < 500; i++)
-        EXPECT(!map_put(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i)), &values[i]));
+        EXPECT(
+            !map_put(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i)), &values[i]));
     for (int i = 0; i < 500; i += 2)
-        EXPECT(map_remove(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i))) == &values[i]);
+        EXPECT(map_remove(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i))) ==
+               &values[i]);
     for (int i = 0; i < 500; i++) {
         void *got = map_get(&map, str_make(key, (size_t)snprintf(key, sizeof key, "k%d", i)));
         EXPECT(got == (i % 2 ? (void *)&values[i] : NULL));
