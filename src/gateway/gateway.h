@@ -1,0 +1,167 @@
+/* gateway.h - the door of the gateway room: the server side of the inlet.
+ *
+ *     connection -> http -> dialect -> admit -> journal: intent -> relay -> capture -> journal:
+ * entry agent <- terminal event, only when the entry is committed
+ *
+ * A model is what answers calls: a model server behind a URL, or a script. It is immutable and
+ * shared by all lanes. A gateway belongs to one lane; a session belongs to one rollout and lives on
+ * its gateway's loop. Everything but models is used on that loop's thread only. Callbacks never
+ * come from inside the call that caused them. */
+#ifndef GATEWAY_H
+#define GATEWAY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "trace/trace.h"
+
+struct gateway;
+struct gateway_session;
+struct json_writer;
+struct loop;
+struct model;
+struct store;
+
+/* ---------------------------------------------------------------- models */
+struct model_options {
+    const char *key_env;        /* name of the environment variable with the key; NULL: none */
+    const char *key_file;       /* or a file that holds it; NULL: none */
+    const char *ca_file;        /* NULL: the system's certificates */
+    uint32_t first_byte_ms_max; /* 0: 10 min: until the answer's head, per attempt */
+    uint32_t idle_ms_max;       /* 0: 5 min without a byte of the answer */
+    uint32_t connect_ms_max;    /* 0: 10 s */
+    uint32_t attempts_max; /* 0: 6: upstream tries per call while nothing was sent to the agent */
+    uint32_t retry_ms_max; /* 0: 60 s: longest single wait between tries */
+};
+
+/* "http://host:port/v1#name", "https://host/v1#name" or "script:FILE" (docs/scripted-model.md).
+ * `options` may be NULL. Any thread. A key with blanks inside or an empty one is refused; it is
+ * never logged, nor sent anywhere but to the model server. */
+struct model *model_open(const char *spec, const struct model_options *options, struct err *err);
+struct model *model_ref(struct model *model); /* any thread */
+void model_unref(struct model *model);        /* any thread; NULL is fine */
+static inline void own_model(struct model **model)
+{
+    model_unref(*model);
+}
+const char *model_spec(const struct model *model); /* as given */
+const char *model_name(const struct model *model); /* the part after '#', or the script's name */
+
+/* ---------------------------------------------------------------- modes */
+enum gateway_mode {
+    GATEWAY_BLACK_BOX, /* bytes relayed untouched */
+    GATEWAY_PROXY,     /* model, sampling and token capture imposed */
+    GATEWAY_GATE,      /* the trainer answers: not available yet */
+};
+/* Also takes transparent_proxy and interception_gate. The error names the three. */
+int gateway_mode_read(const char *name, enum gateway_mode *out, struct err *err);
+const char *gateway_mode_name(enum gateway_mode mode);
+
+/* ---------------------------------------------------------------- sessions */
+struct gateway_limits {
+    uint32_t calls_max;       /* 0: 1000: requests per rollout, side calls included */
+    uint32_t turns_max;       /* 0: no limit */
+    int64_t tokens_max;       /* 0: no limit: prompt and completion tokens together, as reported */
+    uint32_t in_flight_max;   /* 0: 16 */
+    uint32_t connections_max; /* 0: 64 */
+    size_t body_bytes_max;    /* 0: 32 MiB per request */
+    size_t answer_bytes_max;  /* 0: 64 MiB per answer */
+};
+
+/* What is imposed in proxy mode besides the model's name. */
+struct gateway_sampling {
+    bool has_temperature, has_top_p;
+    double temperature, top_p;
+    int64_t tokens_max; /* 0: as the agent says */
+};
+
+/* Why calls fail from now on, or failed first. The first real cause is kept. */
+enum gateway_cause {
+    GATEWAY_FINE,
+    GATEWAY_LIMIT,    /* a limit of the session was reached */
+    GATEWAY_STOPPED,  /* gateway_session_stop() */
+    GATEWAY_UPSTREAM, /* the model server failed and retrying did not help */
+    GATEWAY_SCRIPT,   /* the script has no answer or is wrong */
+    GATEWAY_STORE,    /* the journal failed */
+};
+const char *gateway_cause_name(enum gateway_cause cause); /* "limit", "upstream", ...; "none" */
+
+struct gateway_stats {
+    uint32_t calls; /* admitted, side calls included */
+    uint32_t turns; /* calls that belong to the conversation and were answered */
+    uint32_t in_flight;
+    uint32_t answered, broken,
+        refused;              /* broken: begun and not finished; refused: never admitted */
+    uint32_t retries;         /* upstream tries beyond the first */
+    struct trace_usage usage; /* sum over answered calls */
+    enum gateway_cause cause;
+    struct err error; /* its kind and one sentence */
+};
+
+enum gateway_phase { GATEWAY_CALL_BEGUN, GATEWAY_CALL_DONE };
+
+struct gateway_session_options {
+    const char *rollout_id;
+    const char *task;    /* for scripts; NULL: none */
+    uint32_t index;      /* number of the rollout inside its run, from 0; for scripts */
+    const char *mode;    /* NULL: black_box */
+    struct model *model; /* a reference is taken */
+    struct gateway_limits limits;
+    struct gateway_sampling sampling;
+    uint32_t keepalive_ms;     /* 0: 15 s between signs of life on a waiting stream */
+    uint32_t headers_after_ms; /* 0: 20 s: a stream's 200 is sent after this; until then errors keep
+                                  their status */
+    const char *calls_path;    /* calls.jsonl to append to; NULL: none */
+    /* A call begins or is done (its record is committed then). `call` is valid during the callback.
+     * May be NULL. */
+    void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
+    /* calls, turns or tokens ran out, or the journal failed: no later call will be answered. At
+     * most once. May be NULL. */
+    void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
+    void *context;
+};
+
+struct gateway_options {
+    struct store *store; /* NULL: nothing is journalled (tests) */
+};
+
+struct gateway *gateway_new(struct loop *loop, const struct gateway_options *options,
+                            struct err *err);
+/* When no session is open any more. NULL is fine. */
+void gateway_free(struct gateway *gateway);
+
+/* Copies what it needs. ERR_UNSUPPORTED for gate, ERR_INPUT for an unknown mode. */
+struct gateway_session *gateway_open(struct gateway *gateway,
+                                     const struct gateway_session_options *options,
+                                     struct err *err);
+/* Serves a connection of the agent; owns the descriptor from now on. */
+void gateway_session_connection(struct gateway_session *session, int connected_fd);
+/* Or all connections of a listening socket, which it owns from now on. */
+int gateway_session_listen(struct gateway_session *session, int listening_fd, struct err *err);
+/* Later calls get a 400 that no agent retries, with `reason` in its message; calls in flight go on.
+ */
+void gateway_session_stop(struct gateway_session *session, const char *reason);
+/* Takes no new calls, waits up to `grace_ms` for those in flight, breaks the rest and waits until
+ * each has its entry; then on_closed (may be NULL), during which stats and report still work, and
+ * the session is gone. */
+void gateway_session_close(struct gateway_session *session, uint32_t grace_ms,
+                           void (*on_closed)(void *context), void *context);
+const struct gateway_stats *gateway_session_stats(const struct gateway_session *session);
+/* One object: calls, turns, usage, causes, refused requests, hosts tried through CONNECT or
+ * absolute URLs. */
+void gateway_session_report(const struct gateway_session *session, struct json_writer *out);
+/* {"host": count, ...}: just the hosts, to be merged with the name look-ups. */
+void gateway_session_hosts(const struct gateway_session *session, struct json_writer *out);
+
+/* Over all sessions of this gateway since it was made; any thread may read. */
+struct gateway_counts {
+    uint64_t calls, answered, broken, refused, retries, connections;
+    uint64_t prompt_tokens, completion_tokens;
+    uint64_t in_flight, sessions; /* now */
+};
+void gateway_counts(const struct gateway *gateway, struct gateway_counts *out);
+
+#endif

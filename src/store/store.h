@@ -1,0 +1,190 @@
+/* store.h - the door of the store room: what happened, kept.
+ *
+ * The journal is the truth: append-only segments under <home>/journal, each record checksummed, one
+ * intent before a call is forwarded and one entry after it. <home>/index.sqlite is a view of the
+ * journal that can be thrown away: it is brought up to date when the store is opened.
+ *
+ * Several processes may have the same home open: each writes segments of its own and holds a lock
+ * on them; what a dead one left is recovered by the next store_open(). Inside a process one thread,
+ * the writer, writes everything: it takes what is queued, writes it, syncs once for all of it,
+ * brings the index up to date and then tells each asker on its own loop.
+ *
+ * store_append() and store_put_rollout() may come from any thread; on_committed comes on `loop`,
+ * exactly once, never from inside the call, also when the disk failed (err->kind ERR_DISK_FULL or
+ * ERR_SYSTEM) and also when the store is closed meanwhile (it is flushed first). The loop and the
+ * context must live until then. Reading functions block for the length of a query. */
+#ifndef STORE_H
+#define STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/id.h"
+#include "base/str.h"
+
+struct err;
+struct json_writer;
+struct loop;
+struct store;
+
+/* Creates what is missing, recovers what a dead process left, starts the writer. */
+struct store *store_open(const char *home, struct err *err);
+/* For looking only (`postern ls`): changes nothing, starts nothing; a home without an index is an
+ * empty one. Appending to it is a bug of the caller. */
+struct store *store_open_read(const char *home, struct err *err);
+/* Writes and syncs what is queued, joins the writer. Completions may still be on their way to
+ * loops. */
+void store_close(struct store *store);
+static inline void own_store(struct store **store)
+{
+    store_close(*store);
+}
+const char *store_home(const struct store *store);
+
+/* ---------------------------------------------------------------- the journal */
+enum store_type {
+    STORE_INTENT = 1,  /* a call was admitted and is about to be forwarded */
+    STORE_ENTRY = 2,   /* that call's fate */
+    STORE_ROLLOUT = 3, /* a rollout's summary row */
+    STORE_NOTE = 4,    /* anything else worth keeping: JSON */
+};
+
+/* What a record is made of; docs/store.md. Unknown tags are skipped by readers. */
+enum store_tag {
+    STORE_TAG_ROLLOUT_ID = 1, /* text */
+    STORE_TAG_CALL_ID = 2,    /* text */
+    STORE_TAG_BODY = 3,       /* JSON text */
+    STORE_TAG_PROMPT_IDS = 4, /* int32, little-endian */
+    STORE_TAG_TOKEN_IDS = 5,  /* int32, little-endian: the completion's */
+    STORE_TAG_LOGPROBS = 6,   /* float32, little-endian: the completion's */
+    STORE_TAG_STATE = 7,      /* text: "answered", "broken", ... */
+    STORE_TAG_NUMBERS = 8,    /* number u32, status u32, prompt tokens i64, completion tokens i64 */
+};
+
+struct store_record {
+    enum store_type type;
+    const char *rollout_id; /* NULL: none */
+    const char *call_id;    /* NULL: none */
+    struct str body;        /* JSON */
+    /* Of entries; all may be missing. */
+    const char *state;
+    uint32_t number, http_status;
+    int64_t prompt_tokens, completion_tokens; /* -1: unknown */
+    const int32_t *prompt_ids;
+    size_t prompt_id_count;
+    const int32_t *token_ids;
+    size_t token_id_count;
+    const float *logprobs;
+    size_t logprob_count;
+};
+
+/* Copies the record. ERR_CAPACITY: the queue is full (intents only get three quarters of it, so
+ * that an admitted call can always be entered); ERR_LIMIT: the record is larger than the format
+ * allows; ERR_DISK_FULL and ERR_SYSTEM: an earlier write failed and the journal does not take more.
+ * `on_committed` may be NULL, then `loop` may be too. */
+int store_append(struct store *store, struct loop *loop, const struct store_record *record,
+                 void (*on_committed)(void *context, const struct err *err), void *context,
+                 struct err *err);
+
+/* A record while it is being read: everything points into the segment. */
+struct store_view {
+    enum store_type type;
+    uint64_t sequence; /* within its segment, from 1 */
+    uint64_t wall_ms;
+    uint64_t offset, size; /* in the segment */
+    struct str segment;    /* its file name */
+    struct str rollout_id, call_id, body, state;
+    uint32_t number, http_status;
+    int64_t prompt_tokens, completion_tokens;
+    struct str prompt_ids, token_ids, logprobs; /* little-endian arrays, unaligned */
+};
+
+/* Walks records from the front of `bytes` (a whole segment, its head included) until the end or the
+ * first that is torn or damaged; returns how many bytes are good. The callback may be NULL and ends
+ * the walk by returning false. Any bytes are safe. */
+size_t store_walk(struct str bytes, bool (*on_record)(void *context, const struct store_view *view),
+                  void *context);
+
+struct store_recovery {
+    uint64_t segments, records; /* looked at, found */
+    uint64_t torn_bytes;        /* cut off at the ends of segments */
+    uint64_t damaged_segments;  /* with a bad record that is not the tail: kept, named in the log */
+    uint64_t open_calls;        /* intents without an entry, over the whole index */
+};
+/* What store_open() found. */
+const struct store_recovery *store_recovered(const struct store *store);
+/* Walks every record of every segment, oldest segment first. For rebuilding and for looking. */
+int store_recover(struct store *store,
+                  bool (*on_record)(void *context, const struct store_view *view), void *context,
+                  struct store_recovery *out, struct err *err);
+
+/* ---------------------------------------------------------------- the index */
+struct store_reward {
+    const char *name;
+    double value;
+};
+
+/* One line of `postern ls`. Texts may be NULL. Written again whenever it changes. */
+struct store_rollout {
+    const char *id;
+    const char *run; /* which `postern run` or submission it belongs to */
+    const char *group;
+    const char *task, *agent, *model, *mode, *backend;
+    const char *stage; /* trace_stage_name */
+    const char *fate;  /* trace_fate_name; NULL: not over */
+    const char *error; /* one sentence */
+    const char *dir;   /* its folder */
+    uint32_t index;    /* number inside the run */
+    bool has_reward;
+    double reward;
+    const struct store_reward *rewards; /* parts, when the verifier gave some */
+    size_t reward_count;
+    uint32_t calls, turns;
+    int64_t prompt_tokens, completion_tokens;
+    uint64_t queued_ms, started_ms, done_ms; /* wall clock; 0: not yet */
+};
+
+/* Inserts or replaces the row with this id. Goes through the journal like everything else. */
+int store_put_rollout(struct store *store, struct loop *loop, const struct store_rollout *row,
+                      void (*on_committed)(void *context, const struct err *err), void *context,
+                      struct err *err);
+
+struct store_query {
+    const char *run, *stage, *fate, *task; /* NULL: any */
+    const char *before;                    /* only ids older than this one; NULL: from the newest */
+    size_t limit;                          /* 0: 100; at most 1000 */
+};
+/* Newest first. The row and its texts are valid during the callback, which ends the walk by
+ * returning false. */
+int store_list_rollouts(struct store *store, const struct store_query *query,
+                        bool (*on_row)(void *context, const struct store_rollout *row),
+                        void *context, struct err *err);
+/* Calls on_row once, or fails with ERR_NOT_FOUND. `id` may be a prefix when it fits exactly one row
+ * (ERR_CONFLICT otherwise). */
+int store_get_rollout(struct store *store, const char *id,
+                      bool (*on_row)(void *context, const struct store_rollout *row), void *context,
+                      struct err *err);
+void store_rollout_write(const struct store_rollout *row, struct json_writer *out); /* one object */
+
+struct store_call {
+    const char *id, *rollout_id, *state; /* "open" until its entry is there */
+    uint32_t number, http_status;
+    int64_t prompt_tokens, completion_tokens; /* -1: unknown */
+    uint64_t intent_ms, entry_ms;             /* wall clock; 0: none */
+};
+int store_list_calls(struct store *store, const char *rollout_id,
+                     bool (*on_row)(void *context, const struct store_call *row), void *context,
+                     struct err *err);
+/* Appends the JSON body of the call's entry. ERR_NOT_FOUND: no such call or no entry yet. */
+int store_read_call(struct store *store, const char *call_id, struct buf *out, struct err *err);
+
+struct store_counts {
+    uint64_t appended, committed, commits; /* records queued, records on disk, syncs made */
+    uint64_t queued_bytes;
+    bool failed; /* the journal takes no more; the reason was logged and is given to every asker */
+};
+void store_counts(struct store *store, struct store_counts *out);
+
+#endif
