@@ -1,0 +1,111 @@
+/* agent.h - the door of the agent room: a spec file becomes a running agent, and its output events.
+ *
+ * A spec is data (agents/NAME.toml, docs/agents.md): what to put into the sandbox, how to start it,
+ * how to read what it prints, what its exit codes mean. There is one start path for every agent and
+ * no code that knows a particular one. Specs never change once read and may be shared between
+ * lanes.
+ *
+ * Activities live on the sandbox's loop; each ends with exactly one final callback, never from
+ * inside the call that started it; closing a handle silences it. */
+#ifndef AGENT_H
+#define AGENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "sandbox/sandbox.h"
+
+struct agent_spec;
+struct agent_run;
+struct agent_install;
+struct json_writer;
+
+/* What the sandbox gets instead of a key: model routes on the inlet need none. */
+#define AGENT_DUMMY_KEY "postern-no-key-needed"
+
+struct agent_dirs {
+    const char *const *spec_dirs; /* NULL-terminated: where NAME.toml is looked for */
+    const char *const
+        *file_dirs; /* NULL-terminated: where programs named in specs are (postern-mini) */
+};
+/* `what` is a path (it has a '/' or ends in .toml) or a name. Reads the files the spec puts into
+ * sandboxes. */
+struct agent_spec *agent_spec_load(const char *what, const struct agent_dirs *dirs,
+                                   struct err *err);
+/* Only the text; files are not read. `where` is used in errors. */
+struct agent_spec *agent_spec_parse(struct str text, const char *where, struct err *err);
+struct agent_spec *agent_spec_ref(struct agent_spec *spec);
+void agent_spec_unref(struct agent_spec *spec); /* NULL is fine; any thread */
+const char *agent_spec_name(const struct agent_spec *spec);
+const char *agent_spec_version(const struct agent_spec *spec); /* "" when not said */
+const char *agent_spec_summary(const struct agent_spec *spec);
+uint32_t agent_spec_timeout_ms(const struct agent_spec *spec); /* 0: not said */
+bool agent_spec_wants_root(const struct agent_spec *spec);
+void agent_spec_write(const struct agent_spec *spec, struct json_writer *out);
+
+/* --- installing: the spec's check, then its files and install commands */
+struct agent_install *agent_install(struct agent_spec *spec, struct sandbox *sandbox,
+                                    void (*on_done)(void *context, const struct err *err),
+                                    void *context);
+void agent_install_close(struct agent_install *install);
+
+/* --- running */
+enum agent_event_kind {
+    AGENT_ASSISTANT,
+    AGENT_TOOL_CALL,
+    AGENT_TOOL_RESULT,
+    AGENT_ERROR,
+    AGENT_DONE,
+    AGENT_OTHER
+};
+const char *agent_event_kind_name(enum agent_event_kind kind);
+struct agent_event {
+    enum agent_event_kind kind;
+    struct str type; /* the agent's own word; STR_NONE for text output */
+    struct str text; /* the words in it; may be empty */
+    struct str raw;  /* the whole line */
+};
+enum agent_fate {
+    AGENT_OK,
+    AGENT_FAILED,
+    AGENT_LIMIT,
+    AGENT_TIMED_OUT,
+    AGENT_OUT_OF_MEMORY,
+    AGENT_KILLED,
+    AGENT_LOST
+};
+struct agent_end {
+    enum agent_fate fate;
+    struct sandbox_exit exit;
+    struct str final_text; /* its last words; borrowed during the call */
+    uint64_t events, lines_too_long;
+    char text[200]; /* one sentence: why it is this fate */
+};
+struct agent_start {
+    const char *instruction;
+    const char *system; /* NULL: none */
+    const char *model;  /* the name the agent should ask for */
+    const char *workdir;
+    const char *user;       /* NULL: as the spec says, else the ordinary user */
+    const char *const *env; /* added last; NULL: none */
+    uint32_t timeout_ms;
+    uint32_t turns_max; /* 0: not said */
+};
+struct agent_handlers {
+    void (*on_event)(void *context, const struct agent_event *event); /* may be NULL */
+    void (*on_output)(void *context, int stream, struct str data);    /* raw; may be NULL */
+    void (*on_end)(void *context, const struct agent_end *end);       /* last */
+};
+struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
+                              const struct agent_start *start,
+                              const struct agent_handlers *handlers, void *context);
+void agent_stop(struct agent_run *run);  /* the ladder; on_end still comes (AGENT_KILLED) */
+void agent_close(struct agent_run *run); /* silences and kills; NULL is fine */
+
+/* The inlet as the agent sees it. */
+const char *agent_inlet_url(void); /* "http://127.0.0.1:13131" */
+
+#endif

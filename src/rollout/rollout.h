@@ -1,0 +1,142 @@
+/* rollout.h - the door of the rollout room: one agent on one task, from sandbox to reward.
+ *
+ * `struct rollouts` is the manager. It lives on one loop, the control loop; every call here happens
+ * on that thread and every callback comes there. The rollouts themselves live on lanes, each with
+ * all its connections on one; the manager talks to them by messages.
+ *
+ * Every rollout that was accepted by rollouts_submit() ends with exactly one final event, after its
+ * folder is written and its sandbox is gone. An infrastructure failure never has a reward. */
+#ifndef ROLLOUT_H
+#define ROLLOUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/id.h"
+#include "base/list.h"
+#include "base/str.h"
+#include "trace/trace.h"
+
+struct agent_spec;
+struct err;
+struct gateway;
+struct json_writer;
+struct loop;
+struct rollouts;
+struct sandboxes;
+struct store;
+struct task;
+
+/* What one lane offers. The pointers outlive the manager. */
+struct rollout_lane {
+    struct loop *loop;
+    struct sandboxes *sandboxes;
+    struct gateway *gateway;
+};
+
+struct rollouts_options {
+    const char *home;                 /* rollouts/<id>/ is made below it */
+    struct store *store;              /* NULL: no index */
+    const struct rollout_lane *lanes; /* copied */
+    size_t lane_count;
+    uint32_t parallel_max;        /* 0: 64; rollouts past `queued` at once */
+    uint32_t queued_max;          /* 0: 100000; more are refused with ERR_CAPACITY */
+    uint32_t provision_tries_max; /* 0: 3; only provisioning is tried again */
+    uint32_t wall_ms_max;         /* 0: 30 min; the agent's time when nobody says otherwise */
+    uint32_t setup_ms_max;        /* 0: 10 min */
+    uint32_t verify_ms_max;       /* 0: 10 min */
+    uint64_t log_bytes_max;       /* 0: 16 MiB; agent.log, events.jsonl, verifier.log each */
+    uint64_t artifact_bytes_max;  /* 0: 64 MiB */
+    uint32_t kept_max;            /* 0: 1000; finished rollouts the manager still knows */
+};
+
+struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *options,
+                              struct err *err);
+/* Cancels what is left, waits until each has had its final event, then on_closed, then it is gone.
+ */
+void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context), void *context);
+
+/* A rollout as it stands: for tables, the api and the final event. Borrowed during the call that
+ * shows it. */
+struct rollout_view {
+    const char *id;                                    /* "r-..." */
+    const char *group;                                 /* "": none */
+    const char *label;                                 /* "": none */
+    const char *task, *agent, *model, *mode, *backend; /* model without secrets */
+    enum trace_stage stage;
+    bool final;
+    enum trace_fate fate; /* when final */
+    enum trace_stage failed_stage;
+    const char *error; /* "" when nothing went wrong */
+    bool rewarded;
+    double reward;
+    uint32_t calls, turns, tries;
+    uint64_t queued_ms;  /* wall clock */
+    uint64_t started_ms; /* wall clock; 0: still queued */
+    uint64_t done_ms;    /* wall clock; 0: not yet */
+    uint64_t stage_ms[TRACE_STAGES];
+    const char *activity; /* the agent's latest event in a few words; "" */
+    const char *result;   /* result.json as one line, when final; else NULL */
+};
+
+enum rollout_event_kind { ROLLOUT_EVENT_STAGE, ROLLOUT_EVENT_ACTIVITY, ROLLOUT_EVENT_FINAL };
+struct rollout_event {
+    enum rollout_event_kind kind;
+    const struct rollout_view *view;
+};
+
+struct rollout_request {
+    struct agent_spec *agent; /* the manager takes references of its own */
+    struct task *task;
+    const char *model;         /* "script:FILE" or "URL#name" */
+    const char *mode;          /* NULL: "black_box" */
+    const char *key;           /* the upstream's key; NULL: none. Never leaves the gateway */
+    const char *backend;       /* NULL: "local" */
+    const char *root;          /* NULL: the task's, else the host's files */
+    int isolation;             /* enum sandbox_isolation */
+    const char *group, *label; /* NULL: none */
+    uint32_t index;       /* which of its siblings, from 0; the scripted model may look at it */
+    uint32_t wall_ms_max; /* of the agent; 0: the spec's, the task's or the configured one */
+    uint32_t turns_max;   /* 0: the task's, else none */
+    uint64_t memory_bytes_max, disk_bytes_max; /* 0: the task's, else the backend's default */
+    uint32_t pids_max, cpu_millis;
+    /* Exactly once; may be NULL. */
+    void (*on_final)(void *context, const struct rollout_view *view);
+    void *context;
+};
+/* Writes the new id. Refused: a bad model or mode (ERR_INPUT), a full queue (ERR_CAPACITY), a
+ * manager that closes. */
+int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
+                    char id[ID_MAX], struct err *err);
+/* The rollout ends as `cancelled` (its final event still comes). ERR_NOT_FOUND, or ERR_CONFLICT
+ * when it is over. */
+int rollouts_cancel(struct rollouts *rollouts, const char *id, const char *why, struct err *err);
+/* All of them. `hurry`: no grace for what runs inside. */
+void rollouts_cancel_all(struct rollouts *rollouts, const char *why, bool hurry);
+
+/* false: not known (any more). An unambiguous prefix of an id is enough. */
+bool rollouts_view(struct rollouts *rollouts, const char *id, struct rollout_view *view);
+/* Oldest first, running and recently finished ones. Stops when `each` returns false. */
+void rollouts_each(struct rollouts *rollouts,
+                   bool (*each)(void *context, const struct rollout_view *view), void *context);
+struct rollout_counts {
+    size_t queued, running, finished;
+    uint64_t by_fate[TRACE_FATES]; /* since start */
+};
+struct rollout_counts rollouts_counts(const struct rollouts *rollouts);
+
+/* Live views: every event of every rollout. The watch is the caller's and may be stopped from
+ * on_event. */
+struct rollout_watch {
+    struct list node;
+    void (*on_event)(void *context, const struct rollout_event *event);
+    void *context;
+};
+void rollouts_watch(struct rollouts *rollouts, struct rollout_watch *watch);
+void rollouts_unwatch(struct rollout_watch *watch);
+
+/* The view as JSON: one object. */
+void rollout_view_write(const struct rollout_view *view, struct json_writer *out);
+
+#endif
