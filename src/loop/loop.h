@@ -1,9 +1,10 @@
 /* loop.h - the door of the loop room: one thread that waits for everything.
  *
- * A loop belongs to one thread. All calls happen on that thread, except loop_post() and loop_stop(),
- * which may come from any. Callbacks run on the loop thread, never from inside the call that asked
- * for them. Structs embedded by the caller (loop_watch, loop_timer) must outlive their activity; a
- * stopped watch or timer calls nothing more, also when stopped from another callback of the same tick.
+ * A loop belongs to one thread. All calls happen on that thread, except loop_post() and
+ * loop_stop(), which may come from any. Callbacks run on the loop thread, never from inside the
+ * call that asked for them. Structs embedded by the caller (loop_watch, loop_timer) must outlive
+ * their activity; a stopped watch or timer calls nothing more, also when stopped from another
+ * callback of the same tick.
  *
  * Lanes are N loops on N threads. Each object lives on one lane; lanes talk by loop_post(). */
 #ifndef LOOP_H
@@ -20,13 +21,16 @@ struct loop *loop_new(struct err *err);
 /* A loop whose clock moves only by itself: loop_run() jumps to the next timer when nothing else is
  * ready. For simulations; file descriptors work as usual. */
 struct loop *loop_new_virtual(struct err *err);
+/* Runs what was deferred, posted or is still worked on to its end, then lets go of everything that
+ * is registered; nothing is called afterwards. */
 void loop_free(struct loop *loop);
-void loop_run(struct loop *loop);  /* until loop_stop() */
+void loop_run(struct loop *loop);                   /* until loop_stop() */
 void loop_once(struct loop *loop, int wait_ms_max); /* one tick */
-void loop_stop(struct loop *loop); /* any thread */
-uint64_t loop_now_ms(const struct loop *loop); /* monotonic, as of this tick's start */
+void loop_stop(struct loop *loop);                  /* any thread */
+uint64_t loop_now_ms(const struct loop *loop);      /* monotonic, as of this tick's start */
 
-/* --- descriptors: level-triggered --- */
+/* --- descriptors: level-triggered. A hangup or error is reported as LOOP_HANGUP together with what
+ * was asked for, so that a reader learns of it by reading to the end. --- */
 enum { LOOP_READ = 1, LOOP_WRITE = 2, LOOP_HANGUP = 4 /* only reported, never asked */ };
 struct loop_watch {
     struct loop *loop; /* NULL: not watching */
@@ -37,7 +41,8 @@ struct loop_watch {
     uint64_t reserved[2];
 };
 int loop_watch_start(struct loop *loop, struct loop_watch *watch, int fd, uint32_t events,
-                     void (*on_ready)(struct loop_watch *, uint32_t), void *context, struct err *err);
+                     void (*on_ready)(struct loop_watch *, uint32_t), void *context,
+                     struct err *err);
 void loop_watch_change(struct loop_watch *watch, uint32_t events); /* 0: registered but silent */
 void loop_watch_stop(struct loop_watch *watch); /* does not close the descriptor */
 
@@ -56,10 +61,16 @@ void loop_timer_start(struct loop *loop, struct loop_timer *timer, uint64_t afte
 void loop_timer_stop(struct loop_timer *timer);
 
 /* --- later --- */
-void loop_defer(struct loop *loop, void (*run)(void *), void *argument); /* when this tick is over */
-void loop_post(struct loop *loop, void (*run)(void *), void *argument);  /* from any thread */
+void loop_defer(struct loop *loop, void (*run)(void *),
+                void *argument);                                        /* when this tick is over */
+void loop_post(struct loop *loop, void (*run)(void *), void *argument); /* from any thread */
 /* Runs `work` on a worker thread, then `done` on this loop. Bounded pool shared by all loops. */
 void loop_work(struct loop *loop, void (*work)(void *), void (*done)(void *), void *argument);
+
+/* A large buffer to read into, shared by everything on this loop: its content is good until the
+ * callback that filled it returns. */
+#define LOOP_SCRATCH_BYTES 65536
+char *loop_scratch(struct loop *loop);
 
 /* --- children and signals --- */
 struct loop_child {
@@ -91,7 +102,8 @@ struct lanes *lanes_new(size_t count, struct err *err); /* threads run at once *
 void lanes_free(struct lanes *lanes);                   /* stops and joins them */
 size_t lanes_count(const struct lanes *lanes);
 struct loop *lanes_at(struct lanes *lanes, size_t index);
-struct loop *lanes_next(struct lanes *lanes); /* the one with the fewest tenants (see lanes_tenant) */
+struct loop *
+lanes_next(struct lanes *lanes); /* the one with the fewest tenants (see lanes_tenant) */
 void lanes_tenant(struct lanes *lanes, struct loop *loop, int change); /* +1 / -1; any thread */
 /* Runs `run(argument)` on that loop and waits for it. Not from the loop's own thread. */
 void loop_call(struct loop *loop, void (*run)(void *), void *argument);

@@ -1,0 +1,98 @@
+/* work.c - a few threads for what would block a loop: name look-ups, big files, fsync.
+ *
+ * One pool for the whole process. Threads start when there is work and none is free, up to
+ * WORKERS_MAX, and stay. A job's result goes home by the loop's mailbox; `working` counts jobs
+ * whose `done` has not run, so that a loop is never freed under a worker. */
+#include "internal.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+enum { WORKERS_MAX = 4 };
+
+struct work {
+    struct loop *loop;
+    void (*work)(void *);
+    void (*done)(void *);
+    void *argument;
+    struct work *next;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t added;
+    struct work *first, **last;
+    unsigned threads, idle, queued;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .added = PTHREAD_COND_INITIALIZER};
+
+static void finish(void *argument)
+{
+    struct work *work = argument;
+    struct loop *loop = work->loop;
+    void (*done)(void *) = work->done;
+    void *of_caller = work->argument;
+    free(work);
+    if (done)
+        done(of_caller);
+    atomic_fetch_sub(&loop->working, 1);
+}
+
+static void *worker(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (!pool.first) {
+            pool.idle++;
+            pthread_cond_wait(&pool.added, &pool.lock);
+            pool.idle--;
+        }
+        struct work *work = pool.first;
+        pool.first = work->next;
+        if (!pool.first)
+            pool.last = NULL;
+        pool.queued--;
+        pthread_mutex_unlock(&pool.lock);
+        work->work(work->argument);
+        loop_post(work->loop, finish, work);
+        pthread_mutex_lock(&pool.lock);
+    }
+    return NULL;
+}
+
+/* Workers take no signals: those are the business of the threads that asked for them. */
+static bool start_worker(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    int failed = pthread_create(&thread, &attributes, worker, NULL);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed == 0;
+}
+
+void loop_work(struct loop *loop, void (*work)(void *), void (*done)(void *), void *argument)
+{
+    struct work *item = mem_zero(sizeof *item);
+    *item = (struct work){.loop = loop, .work = work, .done = done, .argument = argument};
+    atomic_fetch_add(&loop->working, 1);
+    pthread_mutex_lock(&pool.lock);
+    *(pool.first ? pool.last : &pool.first) = item;
+    pool.last = &item->next;
+    pool.queued++;
+    if (pool.queued > pool.idle && pool.threads < WORKERS_MAX) {
+        if (start_worker())
+            pool.threads++;
+        CHECK(pool.threads > 0);
+    }
+    pthread_cond_signal(&pool.added);
+    pthread_mutex_unlock(&pool.lock);
+}
