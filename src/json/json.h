@@ -1,9 +1,9 @@
 /* json.h - the door of the json room: read without loss, look around, splice, write.
  *
  * json_read() makes a tape: one node per value with the place of its bytes in the source, so that
- * numbers, escapes, key order and white space are never lost. The document borrows the source, which
- * must outlive it. Values are small handles passed by value; looking up something that is not there
- * gives a value of type JSON_NONE on which every other question answers "nothing". */
+ * numbers, escapes, key order and white space are never lost. The document borrows the source,
+ * which must outlive it. Values are small handles passed by value; looking up something that is not
+ * there gives a value of type JSON_NONE on which every other question answers "nothing". */
 #ifndef JSON_H
 #define JSON_H
 
@@ -46,9 +46,11 @@ struct json_limits {
     uint32_t nodes_max; /* 0: 16 million */
 };
 
-/* Strict RFC 8259; duplicate keys are kept (the last one wins on look-up); invalid UTF-8 is an error. The error text
- * names line and column. `doc` may be zeroed or used before (its memory is reused). `limits` may be NULL. */
-int json_read(struct json_doc *doc, struct str source, const struct json_limits *limits, struct err *err);
+/* Strict RFC 8259; duplicate keys are kept (the last one wins on look-up); invalid UTF-8 is an
+ * error. The error text names line and column. `doc` may be zeroed or used before (its memory is
+ * reused). `limits` may be NULL. */
+int json_read(struct json_doc *doc, struct str source, const struct json_limits *limits,
+              struct err *err);
 void json_doc_deinit(struct json_doc *doc);
 static inline void own_json_doc(struct json_doc *doc)
 {
@@ -57,12 +59,12 @@ static inline void own_json_doc(struct json_doc *doc)
 
 struct json json_root(const struct json_doc *doc);
 enum json_type json_type(struct json value);
-bool json_exists(struct json value);                     /* type is not JSON_NONE */
+bool json_exists(struct json value); /* type is not JSON_NONE */
 struct json json_get(struct json object, const char *key);
 struct json json_get_str(struct json object, struct str key);
 struct json json_at(struct json array, size_t index);
-size_t json_size(struct json container);                 /* members or elements; 0 for others */
-struct str json_raw(struct json value);                  /* its exact bytes in the source */
+size_t json_size(struct json container); /* members or elements; 0 for others */
+struct str json_raw(struct json value);  /* its exact bytes in the source */
 
 /* Walks members and elements in order:  JSON_EACH(item, array) { item.key; item.value } */
 struct json_item {
@@ -81,7 +83,7 @@ struct json_item json_following(struct json_item item);
 struct str json_str(struct json value, struct arena *arena);
 bool json_is(struct json value, const char *text); /* a string equal to text, escapes considered */
 bool json_true(struct json value);
-bool json_int(struct json value, long long *out);     /* false: not an integer or too large */
+bool json_int(struct json value, long long *out); /* false: not an integer or too large */
 bool json_double(struct json value, double *out);
 long long json_int_or(struct json value, long long fallback);
 double json_double_or(struct json value, double fallback);
@@ -99,10 +101,11 @@ void json_begin_array(struct json_writer *writer);
 void json_end_array(struct json_writer *writer);
 void json_key(struct json_writer *writer, const char *key);
 void json_key_str(struct json_writer *writer, struct str key);
-void json_put_str(struct json_writer *writer, struct str value);   /* invalid UTF-8 becomes U+FFFD */
+void json_put_str(struct json_writer *writer, struct str value); /* invalid UTF-8 becomes U+FFFD */
 void json_put_text(struct json_writer *writer, const char *value); /* NULL writes null */
 void json_put_int(struct json_writer *writer, long long value);
-void json_put_double(struct json_writer *writer, double value); /* not finite: null; shortest that reads back */
+void json_put_double(struct json_writer *writer,
+                     double value); /* not finite: null; shortest that reads back */
 void json_put_bool(struct json_writer *writer, bool value);
 void json_put_null(struct json_writer *writer);
 void json_put_raw(struct json_writer *writer, struct str json); /* trusted JSON bytes */
