@@ -23,6 +23,7 @@ struct err;
 struct gateway;
 struct json_writer;
 struct loop;
+struct model;
 struct rollouts;
 struct sandboxes;
 struct store;
@@ -60,9 +61,9 @@ void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context),
 /* A rollout as it stands: for tables, the api and the final event. Borrowed during the call that
  * shows it. */
 struct rollout_view {
-    const char *id;                                    /* "r-..." */
-    const char *group;                                 /* "": none */
-    const char *label;                                 /* "": none */
+    const char *id;    /* "r-..." */
+    const char *group; /* "": none */
+    const char *run;   /* which `postern run` or submission; "": none */
     const char *task, *agent, *model, *mode, *backend; /* model without secrets */
     enum trace_stage stage;
     bool final;
@@ -89,23 +90,22 @@ struct rollout_event {
 struct rollout_request {
     struct agent_spec *agent; /* the manager takes references of its own */
     struct task *task;
-    const char *model;         /* "script:FILE" or "URL#name" */
-    const char *mode;          /* NULL: "black_box" */
-    const char *key;           /* the upstream's key; NULL: none. Never leaves the gateway */
-    const char *backend;       /* NULL: "local" */
-    const char *root;          /* NULL: the task's, else the host's files */
-    int isolation;             /* enum sandbox_isolation */
-    const char *group, *label; /* NULL: none */
-    uint32_t index;       /* which of its siblings, from 0; the scripted model may look at it */
-    uint32_t wall_ms_max; /* of the agent; 0: the spec's, the task's or the configured one */
-    uint32_t turns_max;   /* 0: the task's, else none */
+    struct model *model;     /* what answers; likewise */
+    const char *mode;        /* NULL: "black_box" */
+    const char *backend;     /* NULL: "local" */
+    const char *root;        /* NULL: the task's, else the host's files */
+    int isolation;           /* enum sandbox_isolation */
+    const char *run, *group; /* NULL: none */
+    uint32_t index;          /* which of its siblings, from 0; the scripted model may look at it */
+    uint32_t wall_ms_max;    /* of the agent; 0: the spec's, the task's or the configured one */
+    uint32_t turns_max;      /* 0: the task's, else none */
     uint64_t memory_bytes_max, disk_bytes_max; /* 0: the task's, else the backend's default */
     uint32_t pids_max, cpu_millis;
     /* Exactly once; may be NULL. */
     void (*on_final)(void *context, const struct rollout_view *view);
     void *context;
 };
-/* Writes the new id. Refused: a bad model or mode (ERR_INPUT), a full queue (ERR_CAPACITY), a
+/* Writes the new id. Refused: an unknown mode (ERR_INPUT), a full queue (ERR_CAPACITY), a
  * manager that closes. */
 int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
                     char id[ID_MAX], struct err *err);

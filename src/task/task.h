@@ -5,8 +5,9 @@
  * changes and may be shared between lanes by reference. docs/tasks.md describes the formats.
  *
  * The three activities (prepare, setup, verify) live on the sandbox's loop. Each ends with exactly
- * one on_done, never from inside the call that started it; closing the handle silences it. What
- * on_done hands out lives until the handle is closed. */
+ * one on_done, never from inside the call that started it. What on_done hands out lives until the
+ * handle is closed. A handle may be closed when its on_done came, or when its sandbox was closed
+ * before (which silences what is still under way inside). */
 #ifndef TASK_H
 #define TASK_H
 
@@ -95,8 +96,9 @@ struct task_work *task_prepare(struct task *task, struct sandbox *sandbox,
                                void (*on_done)(void *context, const struct err *err),
                                void *context);
 
-/* --- setup: one command at a time; the first failure ends it. err->kind is ERR_NONE when all came
- * back with 0, ERR_INPUT when one failed (the task's fault), anything else when the sandbox did. */
+/* --- setup: only for tasks with setup commands; one at a time; the first failure ends it.
+ * err->kind is ERR_NONE when all came back with 0, ERR_INPUT when one failed (the task's fault),
+ * anything else when the sandbox did. */
 struct task_work *task_setup(struct task *task, struct sandbox *sandbox, uint32_t ms_max,
                              void (*on_done)(void *context, const struct trace_command *commands,
                                              size_t count, const struct err *err),
@@ -117,7 +119,7 @@ struct task_work *task_verify(struct task *task, struct sandbox *sandbox, bool a
                               uint32_t ms_max,
                               void (*on_done)(void *context, const struct task_verdict *verdict),
                               void *context);
-void task_work_close(struct task_work *work); /* NULL is fine; also stops what runs */
+void task_work_close(struct task_work *work); /* NULL is fine */
 
 /* --- rewards as text: one finite number, blanks around it allowed */
 bool task_reward_read(struct str text, double *reward, struct err *err);
