@@ -82,8 +82,9 @@ struct store_record {
 
 /* Copies the record. ERR_CAPACITY: the queue is full (intents only get three quarters of it, so
  * that an admitted call can always be entered); ERR_LIMIT: the record is larger than the format
- * allows; ERR_DISK_FULL and ERR_SYSTEM: an earlier write failed and the journal does not take more.
- * `on_committed` may be NULL, then `loop` may be too. */
+ * allows. A disk that fails or is full is told to the askers of that commit; what they asked is
+ * then not in the journal, and the next commit tries again. `on_committed` may be NULL, then `loop`
+ * may be too. */
 int store_append(struct store *store, struct loop *loop, const struct store_record *record,
                  void (*on_committed)(void *context, const struct err *err), void *context,
                  struct err *err);
@@ -183,7 +184,7 @@ int store_read_call(struct store *store, const char *call_id, struct buf *out, s
 struct store_counts {
     uint64_t appended, committed, commits; /* records queued, records on disk, syncs made */
     uint64_t queued_bytes;
-    bool failed; /* the journal takes no more; the reason was logged and is given to every asker */
+    bool failed; /* the last commit failed; the reason was logged and given to its askers */
 };
 void store_counts(struct store *store, struct store_counts *out);
 

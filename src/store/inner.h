@@ -1,0 +1,92 @@
+/* inner.h - what the files of the store room share. record.c knows bytes, journal.c knows segments,
+ * index.c knows SQLite, store.c has the queue and the writer thread. */
+#ifndef STORE_INNER_H
+#define STORE_INNER_H
+
+#include "base/err.h"
+#include "store/store.h"
+
+#define SEGMENT_HEAD_SIZE 32u
+#define RECORD_HEAD_SIZE 32u
+#define RECORD_BYTES_MAX (512u << 20)
+
+/* --- record.c --- */
+void segment_head_write(char head[SEGMENT_HEAD_SIZE], uint64_t created_ms);
+bool segment_head_valid(struct str bytes);
+/* Appends a record whose head still lacks sequence, time and checksum: record_seal() puts them in.
+ */
+int record_write(struct buf *out, const struct store_record *record, struct err *err);
+void record_seal(char *record, size_t size, uint64_t sequence, uint64_t wall_ms);
+/* Reads the record at `offset`; false: torn, damaged or the end. */
+bool record_read(struct str segment, size_t offset, struct store_view *view);
+/* Where the next whole record after a bad place begins; segment.size when there is none. */
+size_t record_resync(struct str segment, size_t offset, uint64_t sequence);
+
+/* --- journal.c --- */
+struct journal {
+    char *dir;
+    int fd; /* the segment this process writes, locked; -1: none yet */
+    char name[64];
+    uint64_t size, sequence;
+    uint64_t segment_bytes_max;
+};
+int journal_open(struct journal *journal, const char *home, bool create, struct err *err);
+void journal_close(struct journal *journal);
+/* Makes sure that there is a segment to write; starts a new one when the old is large or spoilt. */
+int journal_prepare(struct journal *journal, struct err *err);
+/* Writes and syncs sealed records. After a failure the segment is as long as before. */
+int journal_commit(struct journal *journal, struct str bytes, struct err *err);
+/* Names of all segments, oldest first; a NULL-terminated list to be freed with
+ * journal_names_free(). */
+char **journal_names(const struct journal *journal, struct err *err);
+void journal_names_free(char **names);
+
+/* Appends the bytes of one record, unchecked. */
+int journal_read(const struct journal *journal, const char *name, uint64_t offset, struct buf *out,
+                 struct err *err);
+
+/* A segment in memory, for reading. */
+struct segment {
+    int fd;
+    const char *name;
+    struct str bytes;
+};
+int segment_open(struct segment *segment, const struct journal *journal, const char *name,
+                 struct err *err);
+void segment_close(struct segment *segment);
+static inline void own_segment(struct segment *segment)
+{
+    segment_close(segment);
+}
+/* Walks from `offset`, over damaged places too; returns where the last whole record ends. */
+size_t segment_walk(const struct segment *segment, size_t offset, uint64_t *damaged,
+                    bool (*on_record)(void *context, const struct store_view *view), void *context);
+
+/* --- index.c --- */
+struct index;
+struct index *index_open(const char *home, bool write, struct err *err);
+void index_close(struct index *index);
+int index_begin(struct index *index, struct err *err);
+int index_add(struct index *index, const struct store_view *view, struct err *err);
+/* Up to where the segment is in the index; 0: not at all. */
+uint64_t index_segment(struct index *index, const char *segment);
+int index_commit(struct index *index, const char *segment, uint64_t indexed, struct err *err);
+void index_rollback(struct index *index);
+int index_list_rollouts(struct index *index, const struct store_query *query,
+                        bool (*on_row)(void *, const struct store_rollout *), void *context,
+                        struct err *err);
+int index_get_rollout(struct index *index, const char *id,
+                      bool (*on_row)(void *, const struct store_rollout *), void *context,
+                      struct err *err);
+int index_list_calls(struct index *index, const char *rollout_id,
+                     bool (*on_row)(void *, const struct store_call *), void *context,
+                     struct err *err);
+struct index_place {
+    char segment[64];
+    uint64_t offset;
+};
+int index_find_call(struct index *index, const char *call_id, struct index_place *out,
+                    struct err *err);
+uint64_t index_open_calls(struct index *index);
+
+#endif

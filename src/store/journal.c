@@ -1,0 +1,223 @@
+/* journal.c - the segments: files under <home>/journal that only grow.
+ *
+ * A segment belongs to the process that made it, which holds a lock on it while it lives; so
+ * several processes can share a home, and a segment that can be locked has a dead owner. It gets
+ * its final name only when its head is on disk and the lock is held. Names begin with the time in
+ * hexadecimal and sort by it.
+ *
+ * A commit is one write and one fdatasync. When either fails the segment is cut back to where it
+ * was, so that nothing half-written stays; a segment that cannot be cut back, or whose sync failed
+ * (the kernel may have dropped the pages), is left alone and a new one is started. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/file.h"
+#include "base/id.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "store/inner.h"
+
+#define SEGMENT_BYTES_MAX (64u << 20)
+#define SEGMENT_READ_MAX (2ll << 30)
+#define SUFFIX ".journal"
+
+int journal_open(struct journal *journal, const char *home, bool create, struct err *err)
+{
+    *journal = (struct journal){.fd = -1, .segment_bytes_max = SEGMENT_BYTES_MAX};
+    journal->dir = mem_format("%s/journal", home);
+    if (create && file_make_dirs(journal->dir, 0700, err) < 0)
+        return -1;
+    return 0;
+}
+
+void journal_close(struct journal *journal)
+{
+    fd_close(&journal->fd);
+    free(journal->dir);
+    journal->dir = NULL;
+}
+
+static int sync_dir(const char *path, struct err *err)
+{
+    OWN(fd) int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0 || fsync(dir) < 0)
+        return err_errno(err, "syncing '%s'", path);
+    return 0;
+}
+
+static int segment_create(struct journal *journal, struct err *err)
+{
+    uint64_t now = clock_wall_ms();
+    char random[9], head[SEGMENT_HEAD_SIZE];
+    id_random_hex(random, 4);
+    snprintf(journal->name, sizeof journal->name, "%013llx-%s" SUFFIX, (unsigned long long)now,
+             random);
+    OWN(mem) char *fresh = mem_format("%s/.new-%s", journal->dir, journal->name);
+    OWN(mem) char *path = mem_format("%s/%s", journal->dir, journal->name);
+    OWN(fd) int fd = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return err_errno(err, "creating journal segment '%s'", path);
+    segment_head_write(head, now);
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0 || fd_write_all(fd, head, sizeof head) < 0 ||
+        fdatasync(fd) < 0 || rename(fresh, path) < 0) {
+        err_errno(err, "creating journal segment '%s'", path);
+        (void)unlink(fresh);
+        return -1;
+    }
+    if (sync_dir(journal->dir, err) < 0)
+        return -1;
+    fd_close(&journal->fd);
+    journal->fd = fd_take(&fd);
+    journal->size = SEGMENT_HEAD_SIZE;
+    journal->sequence = 0;
+    return 0;
+}
+
+int journal_prepare(struct journal *journal, struct err *err)
+{
+    if (journal->fd >= 0 && journal->size < journal->segment_bytes_max)
+        return 0;
+    return segment_create(journal, err);
+}
+
+int journal_commit(struct journal *journal, struct str bytes, struct err *err)
+{
+    bool written = lseek(journal->fd, (off_t)journal->size, SEEK_SET) >= 0 &&
+                   fd_write_all(journal->fd, bytes.data, bytes.size) == 0;
+    if (written && fdatasync(journal->fd) == 0) {
+        journal->size += bytes.size;
+        return 0;
+    }
+    err_errno(err, "journal segment '%s/%s'", journal->dir, journal->name);
+    if (ftruncate(journal->fd, (off_t)journal->size) < 0 || written)
+        fd_close(&journal->fd); /* in doubt: the next commit starts a new segment */
+    return -1;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+char **journal_names(const struct journal *journal, struct err *err)
+{
+    char **names = mem_zero(sizeof *names);
+    size_t count = 0;
+    DIR *dir = opendir(journal->dir);
+    if (!dir) {
+        if (errno == ENOENT)
+            return names;
+        err_errno(err, "journal '%s'", journal->dir);
+        free(names);
+        return NULL;
+    }
+    struct dirent *entry;
+    while ((entry = readdir(dir))) {
+        struct str name = str_of(entry->d_name);
+        if (name.data[0] == '.' || name.size >= sizeof journal->name ||
+            !str_ends(name, STR(SUFFIX)))
+            continue;
+        names = mem_grow(names, (count + 2) * sizeof *names);
+        names[count++] = str_dup(name);
+        names[count] = NULL;
+    }
+    closedir(dir);
+    qsort(names, count, sizeof *names, by_name);
+    return names;
+}
+
+void journal_names_free(char **names)
+{
+    for (char **name = names; name && *name; name++)
+        free(*name);
+    free(names);
+}
+
+int segment_open(struct segment *segment, const struct journal *journal, const char *name,
+                 struct err *err)
+{
+    *segment = (struct segment){.fd = -1, .name = name};
+    OWN(mem) char *path = mem_format("%s/%s", journal->dir, name);
+    segment->fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat status;
+    if (segment->fd < 0 || fstat(segment->fd, &status) < 0)
+        return err_errno(err, "journal segment '%s'", path);
+    if (status.st_size > SEGMENT_READ_MAX)
+        return err_set(err, ERR_LIMIT, "journal segment '%s' has %lld bytes", path,
+                       (long long)status.st_size);
+    /* Read, not mapped: its owner may cut it back while we look. */
+    char *bytes = mem_alloc((size_t)status.st_size + 1);
+    ssize_t got = fd_read_all(segment->fd, bytes, (size_t)status.st_size);
+    segment->bytes = str_make(bytes, got > 0 ? (size_t)got : 0);
+    if (got < 0)
+        return err_errno(err, "reading journal segment '%s'", path);
+    return 0;
+}
+
+int journal_read(const struct journal *journal, const char *name, uint64_t offset, struct buf *out,
+                 struct err *err)
+{
+    OWN(mem) char *path = mem_format("%s/%s", journal->dir, name);
+    OWN(fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || lseek(fd, (off_t)offset, SEEK_SET) < 0)
+        return err_errno(err, "journal segment '%s'", path);
+    ssize_t got = fd_read_all(fd, buf_reserve(out, RECORD_HEAD_SIZE), RECORD_HEAD_SIZE);
+    if (got < 0)
+        return err_errno(err, "reading '%s'", path);
+    uint32_t size;
+    memcpy(&size, out->data, sizeof size);
+    if (got < (ssize_t)RECORD_HEAD_SIZE || size > RECORD_BYTES_MAX)
+        return err_set(err, ERR_PROTOCOL, "there is no record at %llu of '%s'",
+                       (unsigned long long)offset, path);
+    buf_added(out, RECORD_HEAD_SIZE);
+    got = fd_read_all(fd, buf_reserve(out, size), size);
+    if (got < 0)
+        return err_errno(err, "reading '%s'", path);
+    buf_added(out, (size_t)got);
+    return 0;
+}
+
+void segment_close(struct segment *segment)
+{
+    free((void *)(uintptr_t)segment->bytes.data);
+    segment->bytes = STR_NONE;
+    fd_close(&segment->fd);
+}
+
+size_t segment_walk(const struct segment *segment, size_t offset, uint64_t *damaged,
+                    bool (*on_record)(void *context, const struct store_view *view), void *context)
+{
+    if (!segment_head_valid(segment->bytes))
+        return 0;
+    if (offset < SEGMENT_HEAD_SIZE)
+        offset = SEGMENT_HEAD_SIZE;
+    uint64_t sequence = 0;
+    struct store_view view;
+    for (;;) {
+        if (record_read(segment->bytes, offset, &view)) {
+            view.segment = str_of(segment->name);
+            sequence = view.sequence;
+            offset += view.size;
+            if (!on_record(context, &view))
+                return offset;
+            continue;
+        }
+        size_t next = record_resync(segment->bytes, offset, sequence);
+        if (next == segment->bytes.size)
+            return offset;
+        LOG_WARN("store", segment->name, "%zu damaged bytes at offset %zu are skipped",
+                 next - offset, offset);
+        if (damaged)
+            ++*damaged;
+        offset = next;
+    }
+}
