@@ -22,6 +22,7 @@ struct agent_spec;
 struct agent_run;
 struct agent_install;
 struct json_writer;
+struct loop;
 
 /* What the sandbox gets instead of a key: model routes on the inlet need none. */
 #define AGENT_DUMMY_KEY "postern-no-key-needed"
@@ -47,7 +48,8 @@ bool agent_spec_wants_root(const struct agent_spec *spec);
 void agent_spec_write(const struct agent_spec *spec, struct json_writer *out);
 
 /* --- installing: the spec's check, then its files and install commands */
-struct agent_install *agent_install(struct agent_spec *spec, struct sandbox *sandbox,
+struct agent_install *agent_install(struct loop *loop, struct agent_spec *spec,
+                                    struct sandbox *sandbox,
                                     void (*on_done)(void *context, const struct err *err),
                                     void *context);
 void agent_install_close(struct agent_install *install);
@@ -71,6 +73,7 @@ struct agent_event {
 enum agent_fate {
     AGENT_OK,
     AGENT_FAILED,
+    AGENT_NOT_STARTED, /* the program is missing or cannot run: not the agent's doing */
     AGENT_LIMIT,
     AGENT_TIMED_OUT,
     AGENT_OUT_OF_MEMORY,

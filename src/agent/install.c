@@ -1,0 +1,168 @@
+/* install.c - an agent's files and install commands into a sandbox.
+ *
+ *     check (exit 0: all there) -> put each file -> each command, tried again with a growing pause
+ *
+ * Files belong to root inside, so that the agent cannot change what it is made of. */
+#include "agent/agent.h"
+
+#include <stdlib.h>
+
+#include "agent/internal.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "loop/loop.h"
+
+#define OUTPUT_KEPT 2000
+
+enum install_step { INSTALL_CHECK, INSTALL_FILES, INSTALL_COMMANDS, INSTALL_DONE };
+
+struct agent_install {
+    struct loop *loop;
+    struct agent_spec *spec;
+    struct sandbox *sandbox;
+    enum install_step step;
+    size_t at;
+    uint32_t tries;
+    uint64_t deadline_ms;
+    struct loop_timer timer; /* the pause before another try; also the first, deferred step */
+    struct err err;
+    void (*on_done)(void *, const struct err *);
+    void *context;
+};
+
+static void step(struct agent_install *install);
+
+static void finish(struct agent_install *install)
+{
+    install->step = INSTALL_DONE;
+    install->on_done(install->context, &install->err);
+}
+
+static void on_pause_over(struct loop_timer *timer)
+{
+    step(timer->context);
+}
+
+static uint32_t time_left(const struct agent_install *install)
+{
+    uint64_t now = clock_mono_ms();
+    return install->deadline_ms > now ? (uint32_t)(install->deadline_ms - now) : 1;
+}
+
+static void on_checked(void *context, const struct sandbox_outcome *outcome)
+{
+    struct agent_install *install = context;
+    bool there = outcome->exit.end == SANDBOX_EXITED && outcome->exit.code == 0;
+    install->step = there ? INSTALL_DONE : INSTALL_FILES;
+    if (outcome->exit.end == SANDBOX_LOST) {
+        err_set(&install->err, ERR_LOST, "the sandbox was lost: %s", outcome->exit.text);
+        finish(install);
+        return;
+    }
+    step(install);
+}
+
+static void on_put(void *context, const struct err *err)
+{
+    struct agent_install *install = context;
+    if (err && err->kind != ERR_NONE) {
+        install->err = *err;
+        err_wrap(&install->err, "putting '%s' into the sandbox",
+                 install->spec->files[install->at].to);
+        finish(install);
+        return;
+    }
+    install->at++;
+    step(install);
+}
+
+static void on_command(void *context, const struct sandbox_outcome *outcome)
+{
+    struct agent_install *install = context;
+    const struct sandbox_exit *exit = &outcome->exit;
+    if (exit->end == SANDBOX_EXITED && exit->code == 0) {
+        install->tries = 0;
+        install->at++;
+        step(install);
+        return;
+    }
+    bool again = exit->end != SANDBOX_LOST && ++install->tries < install->spec->install_tries_max &&
+                 time_left(install) > 1;
+    if (again) {
+        loop_timer_start(install->loop, &install->timer, 500u << install->tries, on_pause_over,
+                         install);
+        return;
+    }
+    struct str said = outcome->err_out.size ? outcome->err_out : outcome->out;
+    said = str_trim(said);
+    if (said.size > 200)
+        said = str_from(said, said.size - 200);
+    err_set(&install->err, exit->end == SANDBOX_LOST ? ERR_LOST : ERR_SYSTEM,
+            "installing with '%.100s' failed %u times: %s: %.*s",
+            install->spec->install[install->at], install->tries, exit->text, STR_ARGS(said));
+    finish(install);
+}
+
+static void step(struct agent_install *install)
+{
+    struct agent_spec *spec = install->spec;
+    switch (install->step) {
+    case INSTALL_CHECK:
+        if (spec->check) {
+            struct sandbox_command check = {.argv = spec->check, .timeout_ms = 60000};
+            sandbox_run_whole(install->sandbox, &check, STR_NONE, OUTPUT_KEPT, on_checked, install);
+            return;
+        }
+        install->step = INSTALL_FILES;
+        /* fall through */
+    case INSTALL_FILES:
+        if (install->at < spec->file_count) {
+            struct agent_file *file = &spec->files[install->at];
+            sandbox_put(install->sandbox, file->to, buf_str(&file->content), file->mode, "root",
+                        on_put, install);
+            return;
+        }
+        install->at = 0;
+        install->step = INSTALL_COMMANDS;
+        /* fall through */
+    case INSTALL_COMMANDS:
+        if (spec->install && spec->install[install->at]) {
+            struct sandbox_command command = {.shell = spec->install[install->at],
+                                              .user = spec->root ? "root" : NULL,
+                                              .timeout_ms = time_left(install)};
+            sandbox_run_whole(install->sandbox, &command, STR_NONE, OUTPUT_KEPT, on_command,
+                              install);
+            return;
+        }
+        install->step = INSTALL_DONE;
+        /* fall through */
+    case INSTALL_DONE:
+        finish(install);
+        return;
+    }
+}
+
+struct agent_install *agent_install(struct loop *loop, struct agent_spec *spec,
+                                    struct sandbox *sandbox,
+                                    void (*on_done)(void *context, const struct err *err),
+                                    void *context)
+{
+    struct agent_install *install = mem_zero(sizeof *install);
+    install->loop = loop;
+    install->spec = agent_spec_ref(spec);
+    install->sandbox = sandbox;
+    install->on_done = on_done;
+    install->context = context;
+    install->deadline_ms = clock_mono_ms() + spec->install_ms_max;
+    loop_timer_start(loop, &install->timer, 0, on_pause_over, install);
+    return install;
+}
+
+void agent_install_close(struct agent_install *install)
+{
+    if (!install)
+        return;
+    loop_timer_stop(&install->timer);
+    agent_spec_unref(install->spec);
+    free(install);
+}

@@ -1,0 +1,260 @@
+/* run.c - the one way every agent is started, watched and stopped.
+ *
+ *     put instruction (and system prompt) -> start argv -> read events live -> exit -> what it
+ * means
+ *
+ * Ends by exit, timeout, stop or the loss of the sandbox; the exit is noticed when it happens,
+ * nothing polls. The only "key" inside is a dummy: calls are known by the socket they come from. */
+#include "agent/agent.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent/internal.h"
+#include "base/mem.h"
+
+struct agent_run {
+    struct agent_spec *spec;
+    struct sandbox *sandbox;
+    struct sandbox_job *job;
+    struct agent_handlers handlers;
+    void *context;
+    struct agent_reader reader;
+    struct arena arena;
+    struct agent_values values;
+    const char *instruction, *system, *user;
+    const char **argv, **env;
+    const char *cwd;
+    uint32_t timeout_ms;
+    bool system_put, instruction_put, stopping, over;
+};
+
+#define INLET_ORIGIN "http://127.0.0.1:13131"
+_Static_assert(SANDBOX_INLET_PORT == 13131, "the origin above names the inlet's port");
+
+const char *agent_inlet_url(void)
+{
+    return INLET_ORIGIN;
+}
+
+static void step(struct agent_run *run);
+
+static bool is_code(const int *codes, size_t count, int code)
+{
+    for (size_t i = 0; i < count; i++)
+        if (codes[i] == code)
+            return true;
+    return false;
+}
+
+static enum agent_fate fate_of(const struct agent_run *run, const struct sandbox_exit *exit)
+{
+    switch (exit->end) {
+    case SANDBOX_EXITED:
+        if (is_code(run->spec->ok_codes, run->spec->ok_count, exit->code))
+            return AGENT_OK;
+        if (is_code(run->spec->limit_codes, run->spec->limit_count, exit->code))
+            return AGENT_LIMIT;
+        return AGENT_FAILED;
+    case SANDBOX_SIGNALED:
+        return AGENT_FAILED;
+    case SANDBOX_NOT_FOUND:
+    case SANDBOX_NOT_STARTED:
+        return AGENT_NOT_STARTED;
+    case SANDBOX_TIMED_OUT:
+        return AGENT_TIMED_OUT;
+    case SANDBOX_OUT_OF_MEMORY:
+        return AGENT_OUT_OF_MEMORY;
+    case SANDBOX_KILLED:
+        return AGENT_KILLED;
+    case SANDBOX_LOST:
+        return AGENT_LOST;
+    }
+    return AGENT_LOST;
+}
+
+static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
+{
+    run->over = true;
+    agent_reader_end(&run->reader);
+    struct agent_end end = {
+        .fate = fate_of(run, exit),
+        .exit = *exit,
+        .final_text = buf_str(&run->reader.final_text),
+        .events = run->reader.events,
+        .lines_too_long = run->reader.lines_too_long,
+    };
+    if (end.fate != AGENT_OK)
+        snprintf(end.text, sizeof end.text, "the agent %s: %s", run->spec->name,
+                 exit->text[0] ? exit->text : sandbox_end_name(exit->end));
+    run->handlers.on_end(run->context, &end);
+}
+
+static void on_agent_output(void *context, int stream, struct str data)
+{
+    struct agent_run *run = context;
+    if (run->handlers.on_output)
+        run->handlers.on_output(run->context, stream, data);
+    if (stream == 1)
+        agent_reader_feed(&run->reader, data);
+}
+
+static void on_agent_exit(void *context, const struct sandbox_exit *exit)
+{
+    end_run(context, exit);
+}
+
+static void on_put(void *context, const struct err *err)
+{
+    struct agent_run *run = context;
+    if (err && err->kind != ERR_NONE) {
+        struct sandbox_exit exit = {.end =
+                                        err->kind == ERR_LOST ? SANDBOX_LOST : SANDBOX_NOT_STARTED};
+        snprintf(exit.text, sizeof exit.text,
+                 "its instruction could not be put into the sandbox: %.80s", err->text);
+        end_run(run, &exit);
+        return;
+    }
+    if (run->stopping) {
+        struct sandbox_exit exit = {.end = SANDBOX_KILLED, .text = "stopped before it started"};
+        end_run(run, &exit);
+        return;
+    }
+    step(run);
+}
+
+/* The instruction always lies in the sandbox as a file too: it is what people look for first. */
+static void step(struct agent_run *run)
+{
+    const struct agent_spec *spec = run->spec;
+    if (!run->instruction_put) {
+        run->instruction_put = true;
+        sandbox_put(run->sandbox, spec->instruction_file, str_of(run->instruction), 0644, NULL,
+                    on_put, run);
+        return;
+    }
+    if (run->system && !run->system_put) {
+        run->system_put = true;
+        sandbox_put(run->sandbox, spec->system_file, str_of(run->system), 0644, NULL, on_put, run);
+        return;
+    }
+    struct sandbox_command command = {
+        .argv = run->argv,
+        .env = run->env,
+        .cwd = run->cwd,
+        .user = run->user,
+        .stdin_open = spec->input == AGENT_INPUT_STDIN,
+        .timeout_ms = run->timeout_ms,
+        .grace_ms = spec->grace_ms,
+    };
+    struct sandbox_job_handlers handlers = {.on_output = on_agent_output, .on_exit = on_agent_exit};
+    run->job = sandbox_run(run->sandbox, &command, &handlers, run);
+    if (spec->input == AGENT_INPUT_STDIN) {
+        sandbox_job_write(run->job, str_of(run->instruction));
+        sandbox_job_end_input(run->job);
+    }
+}
+
+/* ---------------------------------------------------------------- starting */
+static size_t list_size(const char *const *list)
+{
+    size_t count = 0;
+    while (list && list[count])
+        count++;
+    return count;
+}
+
+static const char *value_named(const struct agent_run *run, const char *name)
+{
+    for (int i = 0; i < AGENT_VARS; i++)
+        if (strcmp(name, agent_variable_names[i]) == 0)
+            return run->values.value[i];
+    return NULL;
+}
+
+static void make_argv(struct agent_run *run)
+{
+    const struct agent_spec *spec = run->spec;
+    size_t room = list_size(spec->argv) + 1, used = 0;
+    for (size_t i = 0; i < spec->option_count; i++)
+        room += list_size(spec->options[i].argv);
+    run->argv = arena_alloc(&run->arena, room * sizeof *run->argv);
+    for (size_t i = 0; spec->argv[i]; i++)
+        run->argv[used++] = agent_expand(&run->arena, spec->argv[i], &run->values);
+    for (size_t i = 0; i < spec->option_count; i++) {
+        const char *value = value_named(run, spec->options[i].variable);
+        if (!value || !value[0])
+            continue;
+        for (size_t j = 0; spec->options[i].argv[j]; j++)
+            run->argv[used++] = agent_expand(&run->arena, spec->options[i].argv[j], &run->values);
+    }
+}
+
+static void make_env(struct agent_run *run, const char *const *more)
+{
+    const struct agent_spec *spec = run->spec;
+    size_t room = list_size(spec->env) + list_size(more) + 1, used = 0;
+    run->env = arena_alloc(&run->arena, room * sizeof *run->env);
+    for (size_t i = 0; spec->env && spec->env[i]; i++)
+        run->env[used++] = agent_expand(&run->arena, spec->env[i], &run->values);
+    for (size_t i = 0; more && more[i]; i++)
+        run->env[used++] = arena_text(&run->arena, str_of(more[i]));
+}
+
+static const char *keep(struct agent_run *run, const char *text)
+{
+    return text ? arena_text(&run->arena, str_of(text)) : NULL;
+}
+
+struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
+                              const struct agent_start *start,
+                              const struct agent_handlers *handlers, void *context)
+{
+    struct agent_run *run = mem_zero(sizeof *run);
+    run->spec = agent_spec_ref(spec);
+    run->sandbox = sandbox;
+    run->handlers = *handlers;
+    run->context = context;
+    run->reader = (struct agent_reader){
+        .spec = run->spec, .on_event = handlers->on_event, .context = context};
+    run->instruction = keep(run, start->instruction);
+    run->system = keep(run, start->system);
+    run->user = keep(run, start->user ? start->user : spec->user);
+    run->timeout_ms = start->timeout_ms;
+    const char **value = run->values.value;
+    value[AGENT_VAR_INSTRUCTION] = run->instruction;
+    value[AGENT_VAR_INSTRUCTION_FILE] = spec->instruction_file;
+    value[AGENT_VAR_SYSTEM] = run->system;
+    value[AGENT_VAR_SYSTEM_FILE] = run->system ? spec->system_file : NULL;
+    value[AGENT_VAR_MODEL] = keep(run, start->model);
+    value[AGENT_VAR_BASE_URL] = INLET_ORIGIN "/v1";
+    value[AGENT_VAR_INLET] = INLET_ORIGIN;
+    value[AGENT_VAR_KEY] = AGENT_DUMMY_KEY;
+    value[AGENT_VAR_WORKDIR] = keep(run, start->workdir);
+    if (start->turns_max)
+        value[AGENT_VAR_TURNS_MAX] = arena_format(&run->arena, "%u", start->turns_max);
+    make_argv(run);
+    make_env(run, start->env);
+    run->cwd = agent_expand(&run->arena, spec->cwd, &run->values);
+    step(run);
+    return run;
+}
+
+void agent_stop(struct agent_run *run)
+{
+    run->stopping = true;
+    if (run->job && !run->over)
+        sandbox_job_kill(run->job);
+}
+
+void agent_close(struct agent_run *run)
+{
+    if (!run)
+        return;
+    if (run->job)
+        sandbox_job_close(run->job);
+    agent_reader_deinit(&run->reader);
+    agent_spec_unref(run->spec);
+    arena_deinit(&run->arena);
+    free(run);
+}

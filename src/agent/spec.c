@@ -1,0 +1,431 @@
+/* spec.c - agent specs: TOML into one struct, checked completely before anything runs.
+ *
+ * Unknown keys, unknown {variables}, an instruction that is never handed over and files that do not
+ * exist are errors with a place. docs/agents.md is the manual of the format. */
+#include "agent/agent.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "agent/internal.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "config/toml.h"
+#include "json/json.h"
+
+#define MS_MAX (7ll * 24 * 3600 * 1000)
+
+static const char *keep(struct agent_spec *spec, const char *text)
+{
+    return arena_text(&spec->arena, str_of(text));
+}
+
+static int check_variables(struct toml_node *node, const char *text, struct err *err)
+{
+    struct str word = agent_variable_unknown(text);
+    if (!word.data)
+        return 0;
+    return toml_error(node, err, "there is no variable {%.*s}", STR_ARGS(word));
+}
+
+static int read_text(struct agent_spec *spec, struct toml_node *table, const char *key,
+                     const char **out, struct err *err)
+{
+    const char *text = NULL;
+    int found = toml_text(table, key, &text, err);
+    if (found != 1)
+        return found;
+    if (check_variables(toml_get(table, key), text, err) < 0)
+        return -1;
+    *out = keep(spec, text);
+    return 1;
+}
+
+static int keep_list(struct agent_spec *spec, struct toml_node *node, const char *const *list,
+                     size_t count, const char *const **out, struct err *err)
+{
+    const char **copy = arena_alloc(&spec->arena, (count + 1) * sizeof *copy);
+    for (size_t i = 0; i < count; i++) {
+        if (check_variables(node, list[i], err) < 0)
+            return -1;
+        copy[i] = keep(spec, list[i]);
+    }
+    *out = copy;
+    return 1;
+}
+
+static int read_texts(struct agent_spec *spec, struct toml_node *table, const char *key,
+                      const char *const **out, struct err *err)
+{
+    const char *const *list = NULL;
+    size_t count = 0;
+    int found = toml_texts(table, key, &list, &count, err);
+    if (found != 1)
+        return found;
+    if (!count)
+        return toml_error(toml_get(table, key), err, "%s is empty", key);
+    return keep_list(spec, toml_get(table, key), list, count, out, err);
+}
+
+static int read_duration(struct toml_node *table, const char *key, uint32_t *out, struct err *err)
+{
+    long long ms = 0;
+    int found = toml_duration_ms(table, key, 1, MS_MAX, &ms, err);
+    if (found == 1)
+        *out = (uint32_t)ms;
+    return found;
+}
+
+static int read_files(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    struct toml_node *list = NULL;
+    if (toml_tables(root, "files", &list, err) < 0)
+        return -1;
+    if (!list)
+        return 0;
+    spec->files = arena_alloc(&spec->arena, (list->count + 1) * sizeof *spec->files);
+    TOML_EACH(item, list)
+    {
+        struct agent_file *file = &spec->files[spec->file_count];
+        const char *from = NULL, *to = NULL, *mode = "0644";
+        if (toml_need_text(item, "from", &from, err) < 0 ||
+            toml_need_text(item, "to", &to, err) < 0 || toml_text(item, "mode", &mode, err) < 0)
+            return -1;
+        char *end;
+        unsigned long bits = strtoul(mode, &end, 8);
+        if (*end || !*mode || bits > 0777)
+            return toml_error(toml_get(item, "mode"), err,
+                              "mode is octal like \"0755\", not \"%s\"", mode);
+        if (to[0] != '/')
+            return toml_error(toml_get(item, "to"), err, "'%s' is not an absolute path", to);
+        *file = (struct agent_file){
+            .from = keep(spec, from), .to = keep(spec, to), .mode = (uint32_t)bits};
+        spec->file_count++;
+    }
+    return 0;
+}
+
+static int read_install(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    struct toml_node *table = NULL;
+    long long tries = 3;
+    spec->install_ms_max = 600000;
+    if (toml_table(root, "install", &table, err) < 0 ||
+        read_texts(spec, table, "check", &spec->check, err) < 0 ||
+        read_texts(spec, table, "commands", &spec->install, err) < 0 ||
+        read_duration(table, "timeout", &spec->install_ms_max, err) < 0 ||
+        toml_int(table, "tries", 1, 10, &tries, err) < 0)
+        return -1;
+    spec->install_tries_max = (uint32_t)tries;
+    return 0;
+}
+
+static int read_options(struct agent_spec *spec, struct toml_node *run, struct err *err)
+{
+    struct toml_node *table = NULL;
+    if (toml_table(run, "argv_if", &table, err) < 0)
+        return -1;
+    if (!table)
+        return 0;
+    spec->options = arena_alloc(&spec->arena, (table->count + 1) * sizeof *spec->options);
+    TOML_EACH(item, table)
+    {
+        struct agent_option *option = &spec->options[spec->option_count++];
+        bool known = false;
+        for (int i = 0; i < AGENT_VARS; i++)
+            known = known || strcmp(item->key, agent_variable_names[i]) == 0;
+        if (!known)
+            return toml_error(item, err, "there is no variable {%s}", item->key);
+        option->variable = keep(spec, item->key);
+        if (read_texts(spec, table, item->key, &option->argv, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static bool argv_uses(const struct agent_spec *spec, enum agent_variable variable)
+{
+    for (size_t i = 0; spec->argv[i]; i++)
+        if (agent_variable_used(spec->argv[i], variable))
+            return true;
+    for (size_t i = 0; i < spec->option_count; i++)
+        for (size_t j = 0; spec->options[i].argv[j]; j++)
+            if (agent_variable_used(spec->options[i].argv[j], variable))
+                return true;
+    for (size_t i = 0; spec->env && spec->env[i]; i++)
+        if (agent_variable_used(spec->env[i], variable))
+            return true;
+    return false;
+}
+
+static int read_run(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    static const char *const inputs[] = {"file", "stdin", "argument", NULL};
+    struct toml_node *run = NULL;
+    const char *const *env = NULL;
+    size_t env_count = 0;
+    int input = AGENT_INPUT_FILE;
+
+    spec->instruction_file = "/opt/postern/task/instruction.md";
+    spec->system_file = "/opt/postern/task/system.md";
+    spec->cwd = "{workdir}";
+    if (toml_need_table(root, "run", &run, err) < 0 ||
+        read_texts(spec, run, "argv", &spec->argv, err) < 0 || read_options(spec, run, err) < 0 ||
+        read_text(spec, run, "cwd", &spec->cwd, err) < 0 ||
+        read_text(spec, run, "user", &spec->user, err) < 0 ||
+        toml_environment(run, "env", &env, &env_count, err) < 0 ||
+        toml_choice(run, "instruction", inputs, &input, err) < 0 ||
+        read_text(spec, run, "instruction_file", &spec->instruction_file, err) < 0 ||
+        read_text(spec, run, "system_file", &spec->system_file, err) < 0 ||
+        read_duration(run, "timeout", &spec->timeout_ms, err) < 0 ||
+        read_duration(run, "grace", &spec->grace_ms, err) < 0)
+        return -1;
+    if (!spec->argv)
+        return toml_error(run, err, "[run] needs 'argv', a list of arguments");
+    if (env && keep_list(spec, toml_get(run, "env"), env, env_count, &spec->env, err) < 0)
+        return -1;
+    spec->input = (enum agent_input)input;
+    if (spec->instruction_file[0] != '/' || spec->system_file[0] != '/')
+        return toml_error(run, err, "instruction_file and system_file are absolute paths");
+    if (spec->input == AGENT_INPUT_FILE && !argv_uses(spec, AGENT_VAR_INSTRUCTION_FILE))
+        return toml_error(run, err,
+                          "instruction = \"file\", but {instruction_file} is not in argv or env");
+    if (spec->input == AGENT_INPUT_ARGUMENT && !argv_uses(spec, AGENT_VAR_INSTRUCTION))
+        return toml_error(run, err,
+                          "instruction = \"argument\", but {instruction} is not in argv or env");
+    return 0;
+}
+
+static int read_output(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    static const char *const formats[] = {"text", "jsonl", NULL};
+    struct toml_node *output = NULL, *events = NULL;
+    int format = AGENT_FORMAT_TEXT;
+    unsigned long long line_max = 1 << 20;
+
+    spec->type_key = "type";
+    if (toml_table(root, "output", &output, err) < 0 ||
+        toml_choice(output, "format", formats, &format, err) < 0 ||
+        read_text(spec, output, "type", &spec->type_key, err) < 0 ||
+        read_texts(spec, output, "text", &spec->text_keys, err) < 0 ||
+        toml_size(output, "line_max", 256, 64 << 20, &line_max, err) < 0 ||
+        toml_table(output, "events", &events, err) < 0)
+        return -1;
+    spec->format = (enum agent_format)format;
+    spec->line_bytes_max = line_max;
+    for (int kind = 0; kind < AGENT_OTHER; kind++)
+        if (read_texts(spec, events, agent_event_kind_name((enum agent_event_kind)kind),
+                       &spec->events[kind], err) < 0)
+            return -1;
+    if (spec->format == AGENT_FORMAT_JSONL && !events)
+        return toml_error(output, err, "format = \"jsonl\" needs [output.events]");
+    return 0;
+}
+
+static int read_codes(struct agent_spec *spec, struct toml_node *table, const char *key, int **out,
+                      size_t *count, struct err *err)
+{
+    struct toml_node *node = table ? toml_get(table, key) : NULL;
+    if (!node)
+        return 0;
+    if (node->type != TOML_ARRAY)
+        return toml_error(node, err, "%s is a list of exit codes", key);
+    *out = arena_alloc(&spec->arena, (node->count + 1) * sizeof **out);
+    *count = 0;
+    TOML_EACH(item, node)
+    {
+        if (item->type != TOML_INTEGER || item->integer < 0 || item->integer > 255)
+            return toml_error(item, err, "an exit code is a number from 0 to 255");
+        (*out)[(*count)++] = (int)item->integer;
+    }
+    return 1;
+}
+
+static int read_exit(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    struct toml_node *table = NULL;
+    static int zero = 0;
+    spec->ok_codes = &zero;
+    spec->ok_count = 1;
+    if (toml_table(root, "exit", &table, err) < 0 ||
+        read_codes(spec, table, "ok", &spec->ok_codes, &spec->ok_count, err) < 0 ||
+        read_codes(spec, table, "limit", &spec->limit_codes, &spec->limit_count, err) < 0)
+        return -1;
+    return 0;
+}
+
+static int read_keys(struct agent_spec *spec, struct toml *toml, struct err *err)
+{
+    struct toml_node *root = toml->root;
+    const char *name = NULL;
+    if (toml_need_text(root, "name", &name, err) < 0 ||
+        read_text(spec, root, "summary", &spec->summary, err) < 0 ||
+        read_text(spec, root, "version", &spec->version, err) < 0 ||
+        toml_bool(root, "root", &spec->root, err) < 0 || read_files(spec, root, err) < 0 ||
+        read_install(spec, root, err) < 0 || read_run(spec, root, err) < 0 ||
+        read_output(spec, root, err) < 0 || read_exit(spec, root, err) < 0)
+        return -1;
+    spec->name = keep(spec, name);
+    return toml_check_unused(toml, err);
+}
+
+static struct agent_spec *spec_new(const char *where)
+{
+    struct agent_spec *spec = mem_zero(sizeof *spec);
+    atomic_init(&spec->references, 1);
+    spec->arena.bytes_max = 16 << 20;
+    spec->where = keep(spec, where);
+    spec->summary = spec->version = "";
+    return spec;
+}
+
+struct agent_spec *agent_spec_parse(struct str text, const char *where, struct err *err)
+{
+    OWN(toml) struct toml toml = {0};
+    if (toml_read(&toml, where, text, err) < 0)
+        return NULL;
+    struct agent_spec *spec = spec_new(where);
+    if (read_keys(spec, &toml, err) < 0) {
+        agent_spec_unref(spec);
+        return NULL;
+    }
+    return spec;
+}
+
+/* ---------------------------------------------------------------- finding */
+static char *find_spec(const char *what, const struct agent_dirs *dirs, struct err *err)
+{
+    if (strchr(what, '/') || str_ends(str_of(what), STR(".toml"))) {
+        if (file_exists(what))
+            return mem_dup(what);
+        err_set(err, ERR_NOT_FOUND, "there is no agent spec '%s'", what);
+        return NULL;
+    }
+    for (size_t i = 0; dirs->spec_dirs && dirs->spec_dirs[i]; i++) {
+        char *path = mem_format("%s/%s.toml", dirs->spec_dirs[i], what);
+        if (file_exists(path))
+            return path;
+        free(path);
+    }
+    err_set(err, ERR_NOT_FOUND, "there is no agent '%s' (see: postern agents ls)", what);
+    return NULL;
+}
+
+/* Names with a '/' are beside the spec unless absolute; bare names are looked for where programs
+ * are. */
+static int load_file(struct agent_spec *spec, struct agent_file *file, const char *spec_path,
+                     const struct agent_dirs *dirs, struct err *err)
+{
+    OWN(mem) char *path = NULL;
+    if (file->from[0] == '/') {
+        path = mem_dup(file->from);
+    } else if (strchr(file->from, '/')) {
+        const char *slash = strrchr(spec_path, '/');
+        path = slash ? mem_format("%.*s/%s", (int)(slash - spec_path), spec_path, file->from)
+                     : mem_dup(file->from);
+    } else {
+        for (size_t i = 0; !path && dirs->file_dirs && dirs->file_dirs[i]; i++) {
+            char *candidate = mem_format("%s/%s", dirs->file_dirs[i], file->from);
+            if (file_exists(candidate))
+                path = candidate;
+            else
+                free(candidate);
+        }
+    }
+    if (!path)
+        return err_set(err, ERR_NOT_FOUND, "agent %s: the file '%s' is not beside the program",
+                       spec->name, file->from);
+    if (file_read(path, AGENT_FILE_BYTES_MAX, &file->content, err) < 0)
+        return err_wrap(err, "agent %s", spec->name);
+    return 0;
+}
+
+struct agent_spec *agent_spec_load(const char *what, const struct agent_dirs *dirs, struct err *err)
+{
+    OWN(mem) char *path = find_spec(what, dirs, err);
+    if (!path)
+        return NULL;
+    OWN(toml) struct toml toml = {0};
+    if (toml_read_file(&toml, path, err) < 0)
+        return NULL;
+    struct agent_spec *spec = spec_new(path);
+    int result = read_keys(spec, &toml, err);
+    for (size_t i = 0; result == 0 && i < spec->file_count; i++)
+        result = load_file(spec, &spec->files[i], path, dirs, err);
+    if (result < 0) {
+        agent_spec_unref(spec);
+        return NULL;
+    }
+    return spec;
+}
+
+/* ---------------------------------------------------------------- the object */
+struct agent_spec *agent_spec_ref(struct agent_spec *spec)
+{
+    atomic_fetch_add(&spec->references, 1);
+    return spec;
+}
+
+void agent_spec_unref(struct agent_spec *spec)
+{
+    if (!spec || atomic_fetch_sub(&spec->references, 1) != 1)
+        return;
+    for (size_t i = 0; i < spec->file_count; i++)
+        buf_deinit(&spec->files[i].content);
+    arena_deinit(&spec->arena);
+    free(spec);
+}
+
+const char *agent_spec_name(const struct agent_spec *spec)
+{
+    return spec->name;
+}
+
+const char *agent_spec_version(const struct agent_spec *spec)
+{
+    return spec->version;
+}
+
+const char *agent_spec_summary(const struct agent_spec *spec)
+{
+    return spec->summary;
+}
+
+uint32_t agent_spec_timeout_ms(const struct agent_spec *spec)
+{
+    return spec->timeout_ms;
+}
+
+bool agent_spec_wants_root(const struct agent_spec *spec)
+{
+    return spec->root;
+}
+
+static void write_list(struct json_writer *out, const char *key, const char *const *list)
+{
+    json_key(out, key);
+    json_begin_array(out);
+    for (size_t i = 0; list && list[i]; i++)
+        json_put_text(out, list[i]);
+    json_end_array(out);
+}
+
+void agent_spec_write(const struct agent_spec *spec, struct json_writer *out)
+{
+    static const char *const inputs[] = {"file", "stdin", "argument"};
+    json_begin_object(out);
+    json_set_text(out, "name", spec->name);
+    json_set_text(out, "summary", spec->summary);
+    json_set_text(out, "version", spec->version);
+    json_set_text(out, "source", spec->where);
+    write_list(out, "argv", spec->argv);
+    json_set_text(out, "instruction", inputs[spec->input]);
+    json_set_text(out, "output", spec->format == AGENT_FORMAT_JSONL ? "jsonl" : "text");
+    json_set_bool(out, "root", spec->root);
+    json_key(out, "files");
+    json_begin_array(out);
+    for (size_t i = 0; i < spec->file_count; i++)
+        json_put_text(out, spec->files[i].to);
+    json_end_array(out);
+    json_end_object(out);
+}
