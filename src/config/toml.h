@@ -121,7 +121,7 @@ int toml_environment(struct toml_node *table, const char *key, const char *const
                      size_t *count, struct err *err);
 int toml_table(struct toml_node *table, const char *key, struct toml_node **out, struct err *err);
 /* An array whose elements are all tables; walk with TOML_EACH. A single table counts as a list of
- * one when it is not an array: *out is then a synthetic array. */
+ * one (and is one from then on). */
 int toml_tables(struct toml_node *table, const char *key, struct toml_node **out, struct err *err);
 /* Any type. NULL when absent. Marks the key (not what is inside it) as used. */
 struct toml_node *toml_get(struct toml_node *table, const char *key);

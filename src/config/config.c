@@ -1,0 +1,621 @@
+/* config.c - the table of settings, and the four sources they come from.
+ *
+ * To add a setting: one field in config.h, one row here. A value is text in every source; one
+ * function, assign(), checks it against its row and stores it. Which source set a value last is
+ * kept for people who wonder. */
+#include "config/config.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "config/toml.h"
+#include "json/json.h"
+
+struct setting {
+    const char *name;
+    enum setting_type type;
+    size_t offset;
+    const char *fallback;
+    int64_t min, max;
+    const char *const *choices;
+    bool filled; /* a text that must not be empty */
+    const char *help;
+};
+
+#define AT(field) .offset = offsetof(struct config, field)
+#define SECOND 1000ll
+#define MINUTE (60 * SECOND)
+#define HOUR (60 * MINUTE)
+#define DAY (24 * HOUR)
+#define KB 1024ll
+#define MB (1024 * KB)
+#define GB (1024 * MB)
+#define TB (1024 * GB)
+
+static const char *const log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
+static const char *const isolations[] = {"full", "no-limits", "no-seccomp", NULL};
+static const char *const syncs[] = {"always", "batch", "never", NULL};
+
+/* clang-format off */
+static const struct setting settings[] = {
+    {.name = "home", .type = SETTING_TEXT, AT(home), .fallback = "./postern-data", .filled = true,
+     .help = "Directory of everything that is kept: journal, index, rollouts, images, layers."},
+    {.name = "lanes", .type = SETTING_INTEGER, AT(lanes), .fallback = "0", .min = 0, .max = 256,
+     .help = "Event-loop threads. 0: one per core."},
+
+    {.name = "listen.address", .type = SETTING_TEXT, AT(listen_address), .fallback = "127.0.0.1", .filled = true,
+     .help = "Address of the control listener. Anything but loopback is an explicit choice and is logged."},
+    {.name = "listen.port", .type = SETTING_INTEGER, AT(listen_port), .fallback = "7070", .min = 0, .max = 65535,
+     .help = "Port of the control listener. 0: any free port, printed at start."},
+    {.name = "listen.unix", .type = SETTING_TEXT, AT(listen_unix), .fallback = "",
+     .help = "Path of a unix socket to listen on as well."},
+    {.name = "listen.token-file", .type = SETTING_TEXT, AT(listen_token_file), .fallback = "",
+     .help = "File with the bearer token of the control listener. Unset: made at first start as token in the home."},
+    {.name = "listen.body-max", .type = SETTING_SIZE, AT(listen_body_bytes_max), .fallback = "64M", .min = 64 * KB,
+     .max = 4 * GB - 1, .help = "Largest request body on the control listener."},
+    {.name = "listen.connections-max", .type = SETTING_INTEGER, AT(listen_connections_max), .fallback = "1024",
+     .min = 1, .max = 1000000, .help = "Connections to the control listener at once; more are answered 503."},
+
+    {.name = "log.level", .type = SETTING_CHOICE, AT(log_level), .fallback = "info", .choices = log_levels,
+     .help = "Least important events that are logged."},
+    {.name = "log.json", .type = SETTING_BOOLEAN, AT(log_json), .fallback = "false",
+     .help = "Log lines as JSON instead of key=value."},
+
+    {.name = "sandbox.backend", .type = SETTING_TEXT, AT(sandbox_backend), .fallback = "local", .filled = true,
+     .help = "Where sandboxes come from when a rollout does not say."},
+    {.name = "sandbox.root", .type = SETTING_TEXT, AT(sandbox_root), .fallback = "host", .filled = true,
+     .help = "Root file system when a task does not say: host, dir:/path or image:NAME."},
+    {.name = "sandbox.isolation", .type = SETTING_CHOICE, AT(sandbox_isolation), .fallback = "full",
+     .choices = isolations, .help = "Protections of local sandboxes. Weaker levels must be asked for by name."},
+    {.name = "sandbox.starting-max", .type = SETTING_INTEGER, AT(sandbox_starting_max), .fallback = "16", .min = 1,
+     .max = 1024, .help = "Sandboxes that may be in creation at once, per lane."},
+    {.name = "sandbox.create-timeout", .type = SETTING_DURATION, AT(sandbox_create_ms_max), .fallback = "60s",
+     .min = 100, .max = 2 * HOUR, .help = "Longest time from asking for a sandbox to its first command."},
+    {.name = "sandbox.pool", .type = SETTING_INTEGER, AT(sandbox_pool), .fallback = "0", .min = 0, .max = 4096,
+     .help = "Ready sandboxes kept per shape. 0: none."},
+    {.name = "sandbox.memory-max", .type = SETTING_SIZE, AT(sandbox_memory_bytes_max), .fallback = "4G",
+     .min = 16 * MB, .max = 64 * TB, .help = "Memory of one sandbox when a task does not say."},
+    {.name = "sandbox.pids-max", .type = SETTING_INTEGER, AT(sandbox_pids_max), .fallback = "1024", .min = 8,
+     .max = 4194304, .help = "Processes and threads in one sandbox when a task does not say."},
+    {.name = "sandbox.disk-max", .type = SETTING_SIZE, AT(sandbox_disk_bytes_max), .fallback = "4G", .min = MB,
+     .max = 64 * TB, .help = "Files a sandbox may write when a task does not say."},
+    {.name = "sandbox.cpu", .type = SETTING_INTEGER, AT(sandbox_cpu_millis), .fallback = "0", .min = 0,
+     .max = 1024000, .help = "CPU of one sandbox in thousandths of a core. 0: no limit."},
+
+    {.name = "rollout.parallel-max", .type = SETTING_INTEGER, AT(rollout_parallel_max), .fallback = "64", .min = 1,
+     .max = 4096, .help = "Rollouts that may run at once."},
+    {.name = "rollout.queued-max", .type = SETTING_INTEGER, AT(rollout_queued_max), .fallback = "100000", .min = 1,
+     .max = 10000000, .help = "Rollouts that may wait; more are answered 503."},
+    {.name = "rollout.wall-max", .type = SETTING_DURATION, AT(rollout_wall_ms_max), .fallback = "30m", .min = SECOND,
+     .max = 7 * DAY, .help = "Longest time an agent may run when a task does not say."},
+    {.name = "rollout.setup-max", .type = SETTING_DURATION, AT(rollout_setup_ms_max), .fallback = "10m",
+     .min = SECOND, .max = DAY, .help = "Longest time for one setup command when a task does not say."},
+    {.name = "rollout.verify-max", .type = SETTING_DURATION, AT(rollout_verify_ms_max), .fallback = "10m",
+     .min = SECOND, .max = DAY, .help = "Longest time for one verify command when a task does not say."},
+    {.name = "rollout.retries-max", .type = SETTING_INTEGER, AT(rollout_retries_max), .fallback = "2", .min = 0,
+     .max = 100, .help = "Times a rollout is tried again after infra_failed or upstream_failed."},
+    {.name = "rollout.artifacts-max", .type = SETTING_SIZE, AT(rollout_artifact_bytes_max), .fallback = "256M",
+     .min = 0, .max = TB, .help = "Bytes of artifacts kept from one rollout."},
+    {.name = "rollout.log-max", .type = SETTING_SIZE, AT(rollout_log_bytes_max), .fallback = "64M", .min = 64 * KB,
+     .max = TB, .help = "Bytes of agent output kept from one rollout; the middle is dropped."},
+
+    {.name = "gateway.body-max", .type = SETTING_SIZE, AT(gateway_body_bytes_max), .fallback = "64M", .min = 64 * KB,
+     .max = 4 * GB - 1, .help = "Largest model request an agent may send."},
+    {.name = "gateway.answer-max", .type = SETTING_SIZE, AT(gateway_answer_bytes_max), .fallback = "64M",
+     .min = 64 * KB, .max = 4 * GB - 1, .help = "Largest answer taken from a model server."},
+    {.name = "gateway.calls-max", .type = SETTING_INTEGER, AT(gateway_calls_max), .fallback = "2000", .min = 1,
+     .max = 1000000, .help = "Model calls one rollout may make."},
+    {.name = "gateway.in-flight-max", .type = SETTING_INTEGER, AT(gateway_in_flight_max), .fallback = "32", .min = 1,
+     .max = 4096, .help = "Model calls one rollout may have open at once."},
+    {.name = "gateway.keepalive", .type = SETTING_DURATION, AT(gateway_keepalive_ms), .fallback = "15s",
+     .min = 100, .max = HOUR, .help = "Pause after which a waiting agent is sent a sign of life."},
+    {.name = "gateway.connect-timeout", .type = SETTING_DURATION, AT(gateway_connect_ms_max), .fallback = "10s",
+     .min = 100, .max = HOUR, .help = "Longest time to connect to a model server, name look-up and TLS included."},
+    {.name = "gateway.first-byte-timeout", .type = SETTING_DURATION, AT(gateway_first_byte_ms_max),
+     .fallback = "10m", .min = 100, .max = DAY, .help = "Longest time until a model server begins its answer."},
+    {.name = "gateway.idle-timeout", .type = SETTING_DURATION, AT(gateway_idle_ms_max), .fallback = "5m", .min = 100,
+     .max = DAY, .help = "Longest pause inside an answer of a model server."},
+    {.name = "gateway.retries-max", .type = SETTING_INTEGER, AT(gateway_retries_max), .fallback = "4", .min = 0,
+     .max = 100, .help = "Times a call is tried again at the model server while the agent has seen nothing."},
+    {.name = "gateway.key-file", .type = SETTING_TEXT, AT(gateway_key_file), .fallback = "",
+     .help = "File with the key for the model server. The key itself never appears in settings, logs or argv."},
+
+    {.name = "store.sync", .type = SETTING_CHOICE, AT(store_sync), .fallback = "batch", .choices = syncs,
+     .help = "When the journal is flushed to disk: each entry, in groups of a few milliseconds, or never."},
+};
+/* clang-format on */
+
+struct config_state {
+    struct arena arena;
+    const char *sources[COUNT(settings)];
+};
+
+/* ---------------------------------------------------------------- rows */
+
+static const struct setting *find_setting(const char *name)
+{
+    for (size_t i = 0; i < COUNT(settings); i++)
+        if (strcmp(settings[i].name, name) == 0)
+            return &settings[i];
+    return NULL;
+}
+
+static const char *nearest_name(const char *name)
+{
+    const char *names[COUNT(settings)];
+    for (size_t i = 0; i < COUNT(settings); i++)
+        names[i] = settings[i].name;
+    return text_nearest(name, names, COUNT(settings));
+}
+
+/* "POSTERN_SANDBOX_MEMORY_MAX" */
+static void variable_name(const struct setting *setting, char *out, size_t size)
+{
+    size_t at = (size_t)snprintf(out, size, "POSTERN_%s", setting->name);
+    for (size_t i = 0; i < at && i + 1 < size; i++) {
+        if (out[i] >= 'a' && out[i] <= 'z')
+            out[i] = (char)(out[i] - 'a' + 'A');
+        else if (out[i] == '.' || out[i] == '-')
+            out[i] = '_';
+    }
+}
+
+/* A duration or size the way people write it: the largest unit that divides it. */
+static void format_unit(enum setting_type type, int64_t value, char *out, size_t size)
+{
+    static const struct {
+        int64_t unit;
+        const char *suffix;
+    } durations[] = {{HOUR, "h"}, {MINUTE, "m"}, {SECOND, "s"}, {1, "ms"}},
+      sizes[] = {{GB, "G"}, {MB, "M"}, {KB, "K"}, {1, ""}};
+    bool duration = type == SETTING_DURATION;
+    for (size_t i = 0; i < 4; i++) {
+        int64_t unit = duration ? durations[i].unit : sizes[i].unit;
+        if (i < 3 && (value < unit || value % unit))
+            continue;
+        snprintf(out, size, "%lld%s", (long long)(value / unit),
+                 duration ? durations[i].suffix : sizes[i].suffix);
+        return;
+    }
+}
+
+/* "an integer between 0 and 256" */
+static void describe_type(const struct setting *setting, struct buf *out)
+{
+    char low[32], high[32];
+    switch (setting->type) {
+    case SETTING_TEXT:
+        buf_format(out, "a text%s", setting->filled ? " that is not empty" : "");
+        return;
+    case SETTING_INTEGER:
+        buf_format(out, "an integer between %lld and %lld", (long long)setting->min,
+                   (long long)setting->max);
+        return;
+    case SETTING_BOOLEAN:
+        buf_format(out, "true or false");
+        return;
+    case SETTING_DURATION:
+    case SETTING_SIZE:
+        format_unit(setting->type, setting->min, low, sizeof low);
+        format_unit(setting->type, setting->max, high, sizeof high);
+        buf_format(out, "a %s between %s and %s",
+                   setting->type == SETTING_SIZE ? "size" : "duration", low, high);
+        return;
+    case SETTING_CHOICE:
+        for (size_t i = 0; setting->choices[i]; i++)
+            buf_format(out, "%s%s", i == 0 ? "one of " : ", ", setting->choices[i]);
+        return;
+    }
+}
+
+/* ---------------------------------------------------------------- values */
+
+static bool parse_boolean(const char *value, bool *out)
+{
+    static const char *const words[] = {"false", "no", "off", "0", "true", "yes", "on", "1"};
+    for (size_t i = 0; i < COUNT(words); i++) {
+        if (str_equal_nocase(str_of(value), str_of(words[i]))) {
+            *out = i >= 4;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_number(const struct setting *setting, const char *value, int64_t *out)
+{
+    long long number = 0;
+    unsigned long long size = 0;
+    if (setting->type == SETTING_INTEGER && !str_to_long(str_of(value), &number))
+        return false;
+    if (setting->type == SETTING_DURATION && !str_to_duration_ms(str_of(value), &number))
+        return false;
+    if (setting->type == SETTING_SIZE) {
+        if (!str_to_size(str_of(value), &size) || size > INT64_MAX)
+            return false;
+        number = (long long)size;
+    }
+    *out = number;
+    return number >= setting->min && number <= setting->max;
+}
+
+static bool parse_choice(const struct setting *setting, const char *value, int64_t *out)
+{
+    for (size_t i = 0; setting->choices[i]; i++) {
+        if (strcmp(setting->choices[i], value) == 0) {
+            *out = (int64_t)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool store_value(struct config *config, const struct setting *setting, const char *value)
+{
+    void *field = (char *)config + setting->offset;
+    switch (setting->type) {
+    case SETTING_TEXT:
+        if (setting->filled && str_trim(str_of(value)).size == 0)
+            return false;
+        *(const char **)field = arena_text(&config->state->arena, str_of(value));
+        return true;
+    case SETTING_BOOLEAN:
+        return parse_boolean(value, field);
+    case SETTING_CHOICE:
+        return parse_choice(setting, value, field);
+    case SETTING_INTEGER:
+    case SETTING_DURATION:
+    case SETTING_SIZE: {
+        int64_t number;
+        if (!parse_number(setting, value, &number))
+            return false;
+        *(int64_t *)field = number;
+        return true;
+    }
+    }
+    return false;
+}
+
+static int assign(struct config *config, const struct setting *setting, const char *value,
+                  const char *source, struct err *err)
+{
+    if (!store_value(config, setting, value)) {
+        OWN(buf) struct buf wanted = {0};
+        describe_type(setting, &wanted);
+        return err_set(err, ERR_INPUT, "%s: %s must be %s, not '%.80s'", source, setting->name,
+                       buf_text(&wanted), value);
+    }
+    config->state->sources[setting - settings] = arena_text(&config->state->arena, str_of(source));
+    return 0;
+}
+
+static int fail_unknown(const char *source, const char *name, struct err *err)
+{
+    const char *nearest = nearest_name(name);
+    return err_set(err, ERR_INPUT, "%s: there is no setting '%s'%s%s%s", source, name,
+                   nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+int config_set(struct config *config, const char *name, const char *value, const char *source,
+               struct err *err)
+{
+    const struct setting *setting = find_setting(name);
+    return setting ? assign(config, setting, value, source, err) : fail_unknown(source, name, err);
+}
+
+void config_init(struct config *config)
+{
+    *config = (struct config){.state = mem_zero(sizeof *config->state)};
+    for (size_t i = 0; i < COUNT(settings); i++)
+        (void)assign(config, &settings[i], settings[i].fallback, "fallback", NULL);
+}
+
+void config_deinit(struct config *config)
+{
+    if (config->state)
+        arena_deinit(&config->state->arena);
+    free(config->state);
+    *config = (struct config){0};
+}
+
+/* ---------------------------------------------------------------- the file */
+
+/* The node's value as text, if its type is one the setting takes. */
+static const char *node_text(const struct setting *setting, const struct toml_node *node,
+                             char *small, size_t size)
+{
+    bool unit = setting->type == SETTING_DURATION || setting->type == SETTING_SIZE;
+    if (node->type == TOML_BOOLEAN && setting->type == SETTING_BOOLEAN)
+        return node->truth ? "true" : "false";
+    if (node->type == TOML_INTEGER && (setting->type == SETTING_INTEGER || unit)) {
+        snprintf(small, size, "%lld", node->integer);
+        return small;
+    }
+    bool text = setting->type == SETTING_TEXT || setting->type == SETTING_CHOICE || unit;
+    return node->type == TOML_STRING && text && !memchr(node->text, 0, node->text_size) ? node->text
+                                                                                        : NULL;
+}
+
+static int load_node(struct config *config, const struct setting *setting,
+                     const struct toml_node *node, struct err *err)
+{
+    char small[32];
+    const char *value = node_text(setting, node, small, sizeof small);
+    if (!value) {
+        OWN(buf) struct buf wanted = {0};
+        describe_type(setting, &wanted);
+        return toml_error(node, err, "%s must be %s, not %s", setting->name, buf_text(&wanted),
+                          toml_type_name(node->type));
+    }
+    OWN(mem) char *source = mem_format("%s:%u:%u", node->toml->name, node->line, node->column);
+    return assign(config, setting, value, source, err);
+}
+
+int config_load_file(struct config *config, const char *path, struct err *err)
+{
+    OWN(toml) struct toml toml = {0};
+    if (toml_read_file(&toml, path, err) < 0)
+        return -1;
+    for (size_t i = 0; i < COUNT(settings); i++) {
+        struct toml_node *table = toml.root;
+        struct str name = str_of(settings[i].name);
+        long dot = str_find_byte(name, '.');
+        if (dot >= 0) {
+            char section[32];
+            snprintf(section, sizeof section, "%.*s", (int)dot, name.data);
+            table = NULL;
+            if (toml_table(toml.root, section, &table, err) < 0)
+                return -1;
+        }
+        struct toml_node *node = toml_get(table, settings[i].name + dot + 1);
+        if (node && load_node(config, &settings[i], node, err) < 0)
+            return -1;
+    }
+    return toml_check_unused(&toml, err);
+}
+
+/* ---------------------------------------------------------------- the environment */
+
+/* Other parts of the program that read the environment; not settings. */
+static bool is_reserved(const char *variable)
+{
+    static const char *const names[] = {"POSTERN_CONFIG"};
+    for (size_t i = 0; i < COUNT(names); i++)
+        if (strcmp(names[i], variable) == 0)
+            return true;
+    return false;
+}
+
+static int load_variable(struct config *config, const char *variable, const char *value,
+                         struct err *err)
+{
+    char names[COUNT(settings)][64];
+    const char *pointers[COUNT(settings)];
+    for (size_t i = 0; i < COUNT(settings); i++) {
+        variable_name(&settings[i], names[i], sizeof names[i]);
+        pointers[i] = names[i] + strlen("POSTERN_");
+        if (strcmp(names[i], variable) == 0)
+            return assign(config, &settings[i], value, variable, err);
+    }
+    if (is_reserved(variable))
+        return 0;
+    const char *nearest = text_nearest(variable + strlen("POSTERN_"), pointers, COUNT(settings));
+    if (nearest)
+        return err_set(err, ERR_INPUT, "%s: there is no such setting; did you mean POSTERN_%s?",
+                       variable, nearest);
+    LOG_WARN("config", NULL, "%s in the environment is no setting", variable);
+    return 0;
+}
+
+int config_load_environment(struct config *config, char *const *environment, struct err *err)
+{
+    for (; environment && *environment; environment++) {
+        struct str rest = str_of(*environment);
+        struct str name = str_cut(&rest, '=');
+        if (!rest.data || !str_starts(name, STR("POSTERN_")))
+            continue;
+        OWN(mem) char *variable = str_dup(name);
+        if (load_variable(config, variable, rest.data, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---------------------------------------------------------------- the command line */
+
+struct flag {
+    const struct setting *setting; /* NULL: not one of ours */
+    const char *value;             /* NULL: the next argument */
+    bool config_file;
+};
+
+static struct flag read_flag(const char *argument)
+{
+    struct str rest = str_from(str_of(argument), 2);
+    struct str name = str_cut(&rest, '=');
+    OWN(mem) char *text = str_dup(name);
+    struct flag flag = {.setting = find_setting(text), .value = rest.data};
+    flag.config_file = strcmp(text, "config") == 0;
+    if (flag.setting && flag.setting->type == SETTING_BOOLEAN && !flag.value)
+        flag.value = "true";
+    if (!flag.setting && strncmp(text, "no-", 3) == 0) {
+        const struct setting *positive = find_setting(text + 3);
+        if (positive && positive->type == SETTING_BOOLEAN && !flag.value)
+            flag = (struct flag){.setting = positive, .value = "false"};
+    }
+    return flag;
+}
+
+/* Walks argv once. With `apply` false only "home" and --config are looked at and nothing is taken
+ * out. */
+static int walk_args(struct config *config, int *argc, char **argv, bool apply, const char **home,
+                     const char **file, struct err *err)
+{
+    int kept = 0;
+    for (int i = 0; i < *argc; i++) {
+        if (strcmp(argv[i], "--") == 0) {
+            for (; i < *argc; i++)
+                argv[kept++] = argv[i];
+            break;
+        }
+        bool is_flag = i > 0 && strncmp(argv[i], "--", 2) == 0;
+        struct flag flag = is_flag ? read_flag(argv[i]) : (struct flag){0};
+        if (!flag.setting && !flag.config_file) {
+            if (is_flag && strchr(argv[i], '.') && !strchr(argv[i], '='))
+                return fail_unknown(argv[i], argv[i] + 2, err);
+            argv[kept++] = argv[i];
+            continue;
+        }
+        const char *name = argv[i];
+        int first = i;
+        if (!flag.value) {
+            if (i + 1 >= *argc)
+                return err_set(err, ERR_INPUT, "%s needs a value", name);
+            flag.value = argv[++i];
+        }
+        if (flag.config_file)
+            *file = flag.value;
+        else if (!apply && strcmp(flag.setting->name, "home") == 0)
+            *home = flag.value;
+        if (!apply) {
+            while (first <= i)
+                argv[kept++] = argv[first++];
+        } else if (flag.setting) {
+            OWN(mem) char *source = mem_format("--%s", flag.setting->name);
+            if (assign(config, flag.setting, flag.value, source, err) < 0)
+                return -1;
+        }
+    }
+    *argc = kept;
+    argv[kept] = NULL;
+    return 0;
+}
+
+int config_take_args(struct config *config, int *argc, char **argv, struct err *err)
+{
+    const char *home = NULL, *file = NULL;
+    return walk_args(config, argc, argv, true, &home, &file, err);
+}
+
+static const char *find_variable(char *const *environment, struct str name)
+{
+    for (; environment && *environment; environment++) {
+        struct str rest = str_of(*environment);
+        if (str_equal(str_cut(&rest, '='), name) && rest.data)
+            return rest.data;
+    }
+    return NULL;
+}
+
+int config_load(struct config *config, int *argc, char **argv, char *const *environment,
+                struct err *err)
+{
+    const char *home = NULL, *file = NULL;
+    if (walk_args(config, argc, argv, false, &home, &file, err) < 0)
+        return -1;
+    if (!file)
+        file = find_variable(environment, STR("POSTERN_CONFIG"));
+    if (!home)
+        home = find_variable(environment, STR("POSTERN_HOME"));
+    OWN(mem) char *usual = mem_format("%s/postern.toml", home ? home : config->home);
+    if ((file || file_exists(usual)) && config_load_file(config, file ? file : usual, err) < 0)
+        return -1;
+    if (config_load_environment(config, environment, err) < 0)
+        return -1;
+    return config_take_args(config, argc, argv, err);
+}
+
+/* ---------------------------------------------------------------- for people */
+
+const char *config_nearest_flag(const char *flag)
+{
+    static _Thread_local char text[64];
+    while (*flag == '-')
+        flag++;
+    const char *nearest = nearest_name(flag);
+    if (!nearest)
+        return NULL;
+    snprintf(text, sizeof text, "--%s", nearest);
+    return text;
+}
+
+void config_help(struct buf *out)
+{
+    for (size_t i = 0; i < COUNT(settings); i++) {
+        const struct setting *setting = &settings[i];
+        buf_format(out, "  --%-28s %s", setting->name, setting->help);
+        if (setting->fallback[0])
+            buf_format(out, " [%s]", setting->fallback);
+        buf_byte(out, '\n');
+    }
+}
+
+void config_write_docs(struct buf *out)
+{
+    buf_format(
+        out, "# Settings\n\n"
+             "Made from the table in `src/config/config.c` by `postern settings --markdown`; do "
+             "not edit.\n\n"
+             "Later sources win: the fallback, the file `$POSTERN_HOME/postern.toml` (or `--config "
+             "FILE`, or "
+             "`POSTERN_CONFIG`),\nthe environment, the command line. `sandbox.memory-max` is "
+             "`memory-max` "
+             "under `[sandbox]` in the file,\n`POSTERN_SANDBOX_MEMORY_MAX` in the environment and "
+             "`--sandbox.memory-max 2G` on the command line.\nDurations are written `200ms`, "
+             "`30s`, `5m`, "
+             "`2h`; sizes `64K`, `512M`, `2G`.\n\n"
+             "| setting | fallback | allowed | meaning |\n| --- | --- | --- | --- |\n");
+    for (size_t i = 0; i < COUNT(settings); i++) {
+        const struct setting *setting = &settings[i];
+        buf_format(out, "| `%s` | ", setting->name);
+        if (setting->fallback[0])
+            buf_format(out, "`%s`", setting->fallback);
+        buf_format(out, " | ");
+        describe_type(setting, out);
+        buf_format(out, " | %s |\n", setting->help);
+    }
+}
+
+static void write_value(const struct config *config, const struct setting *setting,
+                        struct json_writer *out)
+{
+    const void *field = (const char *)config + setting->offset;
+    switch (setting->type) {
+    case SETTING_TEXT:
+        json_put_text(out, *(const char *const *)field);
+        return;
+    case SETTING_BOOLEAN:
+        json_put_bool(out, *(const bool *)field);
+        return;
+    case SETTING_CHOICE:
+        json_put_text(out, setting->choices[*(const int64_t *)field]);
+        return;
+    case SETTING_INTEGER:
+    case SETTING_DURATION:
+    case SETTING_SIZE:
+        json_put_int(out, *(const int64_t *)field);
+        return;
+    }
+}
+
+void config_write_json(const struct config *config, struct json_writer *out)
+{
+    json_begin_object(out);
+    for (size_t i = 0; i < COUNT(settings); i++) {
+        json_key(out, settings[i].name);
+        json_begin_object(out);
+        json_key(out, "value");
+        write_value(config, &settings[i], out);
+        json_set_text(out, "source", config->state->sources[i]);
+        json_end_object(out);
+    }
+    json_end_object(out);
+}
