@@ -51,6 +51,10 @@ struct backend_class {
                  void (*on_done)(void *context, const struct sandbox_found *found, size_t count,
                                  const struct err *err),
                  void *context);
+    /* Why did its frames end? Exactly one on_done, later and soon, before any on_done of a destroy;
+     * `why` is NULL when nothing is known. May be NULL. */
+    void (*explain)(struct backend *backend, const char *id,
+                    void (*on_done)(void *context, const struct err *why), void *context);
 };
 
 struct backend {
@@ -60,5 +64,8 @@ struct backend {
 
 extern const struct backend_class backend_local;
 extern const struct backend_class backend_command;
+
+/* For tests: a further class in the registry, found before the others. */
+void backend_register(const struct backend_class *class);
 
 #endif

@@ -1,0 +1,817 @@
+/* backend_command.c - sandboxes behind any program whose standard input and output are the
+ * porter's.
+ *
+ * A file in backends/ says which programs to run: to put the porter there, to create, to attach, to
+ * destroy, to list. This file runs them in order. One place is one sandbox-to-be:
+ *
+ *     porter -> create -> live (attached)
+ *        \_________\________\____-> ending -> destroy -> gone
+ *
+ * - The porter is put there once per backend: the first place runs [check] and [upload], the others
+ * wait.
+ * - attach holds a socket pair whose other end the manager gets. When the frames end, the program
+ * has ended or is about to: its exit code and last words on standard error explain why
+ * (command_explain).
+ * - Ending closes nothing by force at first: the manager has closed its end, the porter sees the
+ * end of its input, kills what runs inside and leaves, and so the program ends. When it does not,
+ * it gets TERM and then KILL. Then [destroy] removes what is left; it has to succeed.
+ * - A create that fails has run [destroy] before it says so.
+ *
+ * Nothing here knows ssh or podman. What to write in a file: docs/backends.md. */
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/fd.h"
+#include "base/file.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "json/json.h"
+#include "loop/loop.h"
+#include "sandbox/backend.h"
+#include "sandbox/backend_command_spec.h"
+#include "sandbox/process.h"
+
+enum {
+    PORTER_BYTES_MAX = 64 << 20,
+    END_GRACE_MS = 3000,  /* from the end of the frames until TERM */
+    TERM_GRACE_MS = 2000, /* from TERM until KILL */
+    DESTROY_TRIES = 3,    /* after a failed create */
+    DESTROY_PAUSE_MS = 500,
+    EXPLAIN_MS = 1000,
+    FOUND_MAX = 10000,
+    VALUES_MAX = COMMAND_VARIABLES_MAX + 16,
+    ARENA_MAX = 4 << 20,
+};
+
+enum place_state {
+    PLACE_PORTER,
+    PLACE_CREATE,
+    PLACE_LIVE,
+    PLACE_ENDING,
+    PLACE_DESTROY,
+};
+
+struct command {
+    struct backend base;
+    struct command_spec spec;
+    char *porter_path;
+    char porter_name[32]; /* "porter-" and the start of its hash: another version is another file */
+    const char *variables[COMMAND_VARIABLES_MAX]; /* values, as in spec.variables */
+    char **env;
+    struct list places;
+    size_t place_count;
+    bool porter_there, porter_busy;
+    bool stopping;
+    void (*on_stopped)(void *context);
+    void *stop_context;
+};
+
+struct place {
+    struct list link;
+    struct command *command;
+    char id[40];
+    enum place_state state;
+    /* What the sandbox asked for, as the words need it. */
+    char *label, *image, *hostname;
+    char memory[24], pids[16], cpus[24], disk[24];
+    bool root_user;
+    struct process *attach; /* the program that carries the frames */
+    struct err attach_err;  /* how it ended */
+    struct loop_timer timer;
+    struct loop_timer explain_timer;
+    void (*on_explained)(void *context, const struct err *why);
+    void *explain_context;
+    unsigned destroy_tries;
+    struct err err; /* why create failed */
+    void (*on_created)(void *context, struct backend_link *link, const struct err *err);
+    void *create_context;
+    sandbox_done on_destroyed;
+    void *destroy_context;
+    struct process *step; /* create or destroy in flight */
+};
+
+struct listing {
+    struct command *command;
+    void (*on_done)(void *context, const struct sandbox_found *found, size_t count,
+                    const struct err *err);
+    void *context;
+};
+
+static void place_end(struct place *place);
+static void explain(struct place *place);
+static void place_destroy_step(struct place *place);
+static void place_advance(struct place *place);
+static void start_porter_step(struct command *command, enum command_step step);
+
+/* ---------------------------------------------------------------- running a step */
+
+/* Values for the words; `place` may be NULL (check, upload, list). */
+static size_t collect_values(const struct command *command, const struct place *place,
+                             struct command_value *values)
+{
+    size_t count = 0;
+    values[count++] = (struct command_value){"porter", command->porter_path};
+    values[count++] = (struct command_value){"porter_name", command->porter_name};
+    if (place) {
+        values[count++] = (struct command_value){"id", place->id};
+        values[count++] = (struct command_value){"label", place->label};
+        values[count++] = (struct command_value){"image", place->image};
+        values[count++] = (struct command_value){"memory", place->memory};
+        values[count++] = (struct command_value){"pids", place->pids};
+        values[count++] = (struct command_value){"cpus", place->cpus};
+        values[count++] = (struct command_value){"disk", place->disk};
+        values[count++] = (struct command_value){"hostname", place->hostname};
+        values[count++] = (struct command_value){"root_user", place->root_user ? "yes" : ""};
+    }
+    for (size_t i = 0; i < command->spec.variable_count; i++)
+        values[count++] =
+            (struct command_value){command->spec.variables[i].name, command->variables[i]};
+    CHECK(count <= VALUES_MAX);
+    return count;
+}
+
+/* Starts the program of a step. `pipe` becomes both its standard input and output, unless -1. */
+static struct process *start_step(struct command *command, const struct place *place,
+                                  enum command_step step, int pipe, uint32_t timeout_ms,
+                                  void (*on_end)(void *, const struct process_end *), void *context,
+                                  struct err *err)
+{
+    OWN(arena) struct arena arena = {.bytes_max = ARENA_MAX};
+    struct command_value values[VALUES_MAX];
+    size_t count = collect_values(command, place, values);
+    const char *const *argv = command_expand(&command->spec, step, values, count, &arena, err);
+    if (!argv)
+        return NULL;
+    OWN(fd) int porter = -1;
+    if (step == STEP_UPLOAD) {
+        porter = open(command->porter_path, O_RDONLY | O_CLOEXEC);
+        if (porter < 0) {
+            err_errno(err, "the porter '%s'", command->porter_path);
+            return NULL;
+        }
+    }
+    struct process_options options = {
+        .argv = argv,
+        .env = (const char *const *)command->env,
+        .input = pipe >= 0 ? pipe : porter,
+        .output = pipe,
+        .timeout_ms = timeout_ms,
+        .on_end = on_end,
+        .context = context,
+    };
+    struct process *process = process_start(command->base.loop, &options, err);
+    if (!process)
+        err_wrap(err, "[%s] of backend '%s'", command_step_names[step], command->spec.name);
+    return process;
+}
+
+static bool succeeded(const struct process_end *end)
+{
+    return !end->timed_out && WIFEXITED(end->wait_status) && WEXITSTATUS(end->wait_status) == 0;
+}
+
+/* What a failed step means: the file says which exit codes are worth another try. */
+static void step_error(const struct command *command, enum command_step step,
+                       const struct process_end *end, struct err *err)
+{
+    char text[400];
+    process_describe(end, text, sizeof text);
+    enum err_kind kind = end->timed_out ? ERR_TIMEOUT : ERR_SYSTEM;
+    for (size_t i = 0; i < command->spec.retry_code_count; i++)
+        if (WIFEXITED(end->wait_status) &&
+            WEXITSTATUS(end->wait_status) == command->spec.retry_codes[i])
+            kind = ERR_LOST;
+    err_set(err, kind, "[%s] of backend '%s': %s", command_step_names[step], command->spec.name,
+            text);
+}
+
+/* ---------------------------------------------------------------- the porter, once */
+
+static void porter_done(struct command *command, const struct err *err)
+{
+    command->porter_busy = false;
+    command->porter_there = !err;
+    LIST_EACH (at, &command->places) {
+        struct place *place = LIST_OF(at, struct place, link);
+        if (place->state != PLACE_PORTER)
+            continue;
+        if (err) {
+            place->err = *err;
+            place_end(place);
+        } else {
+            place_advance(place);
+        }
+    }
+}
+
+static void on_upload_end(void *context, const struct process_end *end)
+{
+    struct command *command = context;
+    if (succeeded(end)) {
+        porter_done(command, NULL);
+        return;
+    }
+    struct err err = {0};
+    step_error(command, STEP_UPLOAD, end, &err);
+    porter_done(command, &err);
+}
+
+static void on_check_end(void *context, const struct process_end *end)
+{
+    struct command *command = context;
+    if (succeeded(end)) {
+        porter_done(command, NULL);
+        return;
+    }
+    /* Not there, or no way there: the upload will tell, with words. */
+    start_porter_step(command, STEP_UPLOAD);
+}
+
+static void start_porter_step(struct command *command, enum command_step step)
+{
+    struct err err = {0};
+    if (!start_step(command, NULL, step, -1, command->spec.steps[step].timeout_ms,
+                    step == STEP_CHECK ? on_check_end : on_upload_end, command, &err))
+        porter_done(command, &err);
+}
+
+static void need_porter(struct command *command)
+{
+    if (command->porter_busy)
+        return;
+    command->porter_busy = true;
+    start_porter_step(command, command->spec.steps[STEP_CHECK].argv ? STEP_CHECK : STEP_UPLOAD);
+}
+
+/* ---------------------------------------------------------------- the life of a place */
+
+static struct place *place_new(struct command *command, const char *id)
+{
+    struct place *place = mem_zero(sizeof *place);
+    place->command = command;
+    snprintf(place->id, sizeof place->id, "%s", id);
+    list_append(&command->places, &place->link);
+    command->place_count++;
+    return place;
+}
+
+static void place_free(void *argument)
+{
+    struct place *place = argument;
+    free(place->label);
+    free(place->image);
+    free(place->hostname);
+    free(place);
+}
+
+static struct place *place_find(struct command *command, const char *id)
+{
+    LIST_EACH (at, &command->places) {
+        struct place *place = LIST_OF(at, struct place, link);
+        if (strcmp(place->id, id) == 0)
+            return place;
+    }
+    return NULL;
+}
+
+static void command_free(void *argument)
+{
+    struct command *command = argument;
+    for (size_t i = 0; command->env && command->env[i]; i++)
+        free(command->env[i]);
+    free(command->env);
+    for (size_t i = 0; i < command->spec.variable_count; i++)
+        free((char *)command->variables[i]);
+    free(command->porter_path);
+    command_spec_deinit(&command->spec);
+    free(command);
+}
+
+static void stop_when_empty(struct command *command)
+{
+    if (!command->stopping || command->place_count || command->porter_busy)
+        return;
+    command->stopping = false;
+    loop_defer(command->base.loop, command_free, command);
+    command->on_stopped(command->stop_context);
+}
+
+/* The end of a place: both callbacks that may still be owed, creation's first. */
+static void place_gone(struct place *place, const struct err *err)
+{
+    struct command *command = place->command;
+    loop_timer_stop(&place->timer);
+    explain(place);
+    list_remove(&place->link);
+    command->place_count--;
+    if (place->on_created) {
+        if (place->on_destroyed && place->err.kind == ERR_NONE)
+            err_set(&place->err, ERR_CANCELLED, "closed while it was being created");
+        place->on_created(place->create_context, NULL, &place->err);
+    }
+    if (place->on_destroyed)
+        place->on_destroyed(place->destroy_context, err);
+    loop_defer(command->base.loop, place_free, place);
+    stop_when_empty(command);
+}
+
+static void on_destroy_timer(struct loop_timer *timer)
+{
+    place_destroy_step(timer->context);
+}
+
+static void destroy_failed(struct place *place, const struct err *err)
+{
+    /* Somebody waits for the outcome and will try again; after a failed create that is our duty. */
+    if (place->on_destroyed) {
+        place_gone(place, err);
+        return;
+    }
+    if (++place->destroy_tries < DESTROY_TRIES) {
+        loop_timer_start(place->command->base.loop, &place->timer,
+                         DESTROY_PAUSE_MS * place->destroy_tries, on_destroy_timer, place);
+        return;
+    }
+    LOG_ERROR("sandbox", place->id, "left behind after a failed create: %s", err->text);
+    place_gone(place, err);
+}
+
+static void on_destroy_end(void *context, const struct process_end *end)
+{
+    struct place *place = context;
+    place->step = NULL;
+    if (succeeded(end)) {
+        place_gone(place, NULL);
+        return;
+    }
+    struct err err = {0};
+    step_error(place->command, STEP_DESTROY, end, &err);
+    destroy_failed(place, &err);
+}
+
+static void place_destroy_step(struct place *place)
+{
+    struct command *command = place->command;
+    place->state = PLACE_DESTROY;
+    if (!command->spec.steps[STEP_DESTROY].argv) {
+        place_gone(place, NULL);
+        return;
+    }
+    struct err err = {0};
+    place->step =
+        start_step(command, place, STEP_DESTROY, -1, command->spec.steps[STEP_DESTROY].timeout_ms,
+                   on_destroy_end, place, &err);
+    if (!place->step)
+        destroy_failed(place, &err);
+}
+
+static void on_end_timer(struct loop_timer *timer)
+{
+    struct place *place = timer->context;
+    if (place->attach)
+        process_end_soon(place->attach, TERM_GRACE_MS);
+}
+
+/* From any state: stop what runs, then destroy. Whatever runs calls back when it has ended. */
+static void place_end(struct place *place)
+{
+    if (place->state == PLACE_ENDING || place->state == PLACE_DESTROY)
+        return;
+    place->state = PLACE_ENDING;
+    if (place->step) {
+        process_end_soon(place->step, TERM_GRACE_MS);
+        return;
+    }
+    if (place->attach) {
+        loop_timer_start(place->command->base.loop, &place->timer, END_GRACE_MS, on_end_timer,
+                         place);
+        return;
+    }
+    place_destroy_step(place);
+}
+
+static void explain(struct place *place)
+{
+    void (*on_explained)(void *, const struct err *) = place->on_explained;
+    loop_timer_stop(&place->explain_timer);
+    place->on_explained = NULL;
+    if (on_explained)
+        on_explained(place->explain_context, place->attach_err.kind ? &place->attach_err : NULL);
+}
+
+static void on_attach_end(void *context, const struct process_end *end)
+{
+    struct place *place = context;
+    place->attach = NULL;
+    step_error(place->command, STEP_ATTACH, end, &place->attach_err);
+    /* Somebody may have removed the porter there: look again next time. */
+    place->command->porter_there = false;
+    if (place->state == PLACE_ENDING) {
+        loop_timer_stop(&place->timer);
+        place_destroy_step(place);
+        return;
+    }
+    LOG_DEBUG("sandbox", place->id, "%s", place->attach_err.text);
+    explain(place);
+}
+
+static void write_facts(const struct place *place, char *text, size_t size)
+{
+    const struct command_spec *spec = &place->command->spec;
+    OWN(buf) struct buf facts = {0};
+    struct json_writer writer = {.out = &facts};
+    json_begin_object(&writer);
+    json_set_text(&writer, "file", spec->name);
+    if (place->image[0])
+        json_set_text(&writer, "image", place->image);
+    json_set_text(&writer, "network",
+                  spec->capabilities & SANDBOX_CAN_NETWORK_OFF ? "off" : "not restricted");
+    json_end_object(&writer);
+    snprintf(text, size, "%s", facts.size < size ? buf_text(&facts) : "{}");
+}
+
+/* The sandbox is there: run the program whose standard input and output are its porter's. */
+static void place_attach(struct place *place)
+{
+    struct command *command = place->command;
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0) {
+        err_errno(&place->err, "socket pair");
+        place_end(place);
+        return;
+    }
+    OWN(fd) int ours = pair[0];
+    OWN(fd) int theirs = pair[1];
+    if (fd_nonblocking(ours, true) < 0)
+        err_errno(&place->err, "socket pair");
+    else
+        place->attach =
+            start_step(command, place, STEP_ATTACH, theirs, 0, on_attach_end, place, &place->err);
+    if (!place->attach) {
+        place_end(place);
+        return;
+    }
+    place->state = PLACE_LIVE;
+    struct backend_link link = {.frames_in = ours, .frames_out = ours, .inlet = -1, .resolver = -1};
+    (void)fd_take(&ours);
+    memcpy(link.id, place->id, sizeof link.id);
+    write_facts(place, link.facts, sizeof link.facts);
+    void (*on_created)(void *, struct backend_link *, const struct err *) = place->on_created;
+    place->on_created = NULL;
+    on_created(place->create_context, &link, NULL);
+}
+
+static void on_create_end(void *context, const struct process_end *end)
+{
+    struct place *place = context;
+    place->step = NULL;
+    if (place->state == PLACE_ENDING) {
+        place_destroy_step(place);
+        return;
+    }
+    if (!succeeded(end)) {
+        step_error(place->command, STEP_CREATE, end, &place->err);
+        place_end(place);
+        return;
+    }
+    place_attach(place);
+}
+
+/* From "the porter is there" on. */
+static void place_advance(struct place *place)
+{
+    struct command *command = place->command;
+    if (!command->spec.steps[STEP_CREATE].argv) {
+        place_attach(place);
+        return;
+    }
+    place->state = PLACE_CREATE;
+    place->step =
+        start_step(command, place, STEP_CREATE, -1, command->spec.steps[STEP_CREATE].timeout_ms,
+                   on_create_end, place, &place->err);
+    if (!place->step)
+        place_end(place);
+}
+
+static void place_begin(void *argument)
+{
+    struct place *place = argument;
+    struct command *command = place->command;
+    if (place->state != PLACE_PORTER) {
+        /* Closed before it began: there is nothing to remove yet. */
+        place_gone(place, NULL);
+        return;
+    }
+    if (place->err.kind) {
+        place_gone(place, NULL);
+        return;
+    }
+    if (!command->spec.steps[STEP_UPLOAD].argv || command->porter_there)
+        place_advance(place);
+    else
+        need_porter(command);
+}
+
+/* ---------------------------------------------------------------- the descriptor's verbs */
+
+static unsigned command_capabilities(struct backend *backend)
+{
+    return ((struct command *)backend)->spec.capabilities;
+}
+
+static void command_create(struct backend *backend, const char *id, const struct sandbox_spec *spec,
+                           void (*on_created)(void *, struct backend_link *, const struct err *),
+                           void *context)
+{
+    struct command *command = (struct command *)backend;
+    struct place *place = place_new(command, id);
+    place->on_created = on_created;
+    place->create_context = context;
+    place->label = mem_dup(spec->label ? spec->label : "");
+    place->hostname = mem_dup(spec->hostname ? spec->hostname : "sandbox");
+    const char *root = spec->root && strcmp(spec->root, "host") != 0 ? spec->root : "";
+    place->image = mem_dup(strncmp(root, "image:", 6) == 0 ? root + 6 : root);
+    place->root_user = spec->root_user;
+    if (spec->memory_bytes_max)
+        snprintf(place->memory, sizeof place->memory, "%llu",
+                 (unsigned long long)spec->memory_bytes_max);
+    if (spec->pids_max)
+        snprintf(place->pids, sizeof place->pids, "%u", spec->pids_max);
+    if (spec->cpu_millis)
+        snprintf(place->cpus, sizeof place->cpus, "%u.%03u", spec->cpu_millis / 1000,
+                 spec->cpu_millis % 1000);
+    if (spec->disk_bytes_max)
+        snprintf(place->disk, sizeof place->disk, "%llu", (unsigned long long)spec->disk_bytes_max);
+    if (command->spec.parallel_max && command->place_count > command->spec.parallel_max)
+        err_set(&place->err, ERR_CAPACITY,
+                "backend '%s' allows %u sandbox%s at a time (parallel_max)", command->spec.name,
+                command->spec.parallel_max, command->spec.parallel_max == 1 ? "" : "es");
+    loop_defer(backend->loop, place_begin, place);
+}
+
+static void destroy_later(void *argument)
+{
+    struct place *place = argument;
+    place->state = PLACE_LIVE;
+    place_end(place);
+}
+
+static void command_destroy(struct backend *backend, const char *id, sandbox_done on_done,
+                            void *context)
+{
+    struct command *command = (struct command *)backend;
+    struct place *place = place_find(command, id);
+    if (!place) {
+        /* Of a former server, or a second try. */
+        place = place_new(command, id);
+        place->on_destroyed = on_done;
+        place->destroy_context = context;
+        loop_defer(backend->loop, destroy_later, place);
+        return;
+    }
+    CHECK(!place->on_destroyed);
+    place->on_destroyed = on_done;
+    place->destroy_context = context;
+    if (place->state == PLACE_PORTER && !command->porter_busy) {
+        place->state = PLACE_ENDING; /* place_begin() has not run yet and will see it */
+        return;
+    }
+    place_end(place);
+}
+
+/* "id TAB label TAB age in seconds"; lines that are not ours are passed over. */
+static size_t read_listing(char *text, struct sandbox_found *found, size_t found_max)
+{
+    size_t count = 0;
+    char *line_rest = NULL;
+    for (char *line = strtok_r(text, "\n", &line_rest); line && count < found_max;
+         line = strtok_r(NULL, "\n", &line_rest)) {
+        if (strncmp(line, "sb-", 3) != 0)
+            continue;
+        char *label = strchr(line, '\t'), *age = NULL;
+        if (label) {
+            *label++ = '\0';
+            age = strchr(label, '\t');
+            if (age)
+                *age++ = '\0';
+        }
+        long long seconds = 0;
+        if (age)
+            (void)str_to_long(str_trim(str_of(age)), &seconds);
+        found[count++] = (struct sandbox_found){
+            .id = line,
+            .label = label ? label : "",
+            .age_ms = seconds > 0 ? (uint64_t)seconds * 1000 : 0,
+        };
+    }
+    return count;
+}
+
+static void on_list_end(void *context, const struct process_end *end)
+{
+    struct listing *listing = context;
+    if (!succeeded(end)) {
+        struct err err = {0};
+        step_error(listing->command, STEP_LIST, end, &err);
+        listing->on_done(listing->context, NULL, 0, &err);
+        free(listing);
+        return;
+    }
+    OWN(mem) char *text = str_dup(end->out);
+    OWN(mem) struct sandbox_found *found = mem_zero(FOUND_MAX * sizeof *found);
+    size_t count = read_listing(text, found, FOUND_MAX);
+    /* Those this server has itself are not left over. */
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!place_find(listing->command, found[i].id))
+            found[kept++] = found[i];
+    listing->on_done(listing->context, found, kept, NULL);
+    free(listing);
+}
+
+static void list_nothing(void *argument)
+{
+    struct listing *listing = argument;
+    listing->on_done(listing->context, NULL, 0, NULL);
+    free(listing);
+}
+
+static void command_find(struct backend *backend,
+                         void (*on_done)(void *, const struct sandbox_found *, size_t,
+                                         const struct err *),
+                         void *context)
+{
+    struct command *command = (struct command *)backend;
+    struct listing *listing = mem_zero(sizeof *listing);
+    *listing = (struct listing){.command = command, .on_done = on_done, .context = context};
+    struct err err = {0};
+    if (command->spec.steps[STEP_LIST].argv &&
+        start_step(command, NULL, STEP_LIST, -1, command->spec.steps[STEP_LIST].timeout_ms,
+                   on_list_end, listing, &err))
+        return;
+    if (err.kind)
+        LOG_WARN("sandbox", NULL, "%s", err.text);
+    loop_defer(backend->loop, list_nothing, listing);
+}
+
+static void command_stop(struct backend *backend, void (*on_stopped)(void *), void *context)
+{
+    struct command *command = (struct command *)backend;
+    command->stopping = true;
+    command->on_stopped = on_stopped;
+    command->stop_context = context;
+    LIST_EACH (at, &command->places) {
+        place_end(LIST_OF(at, struct place, link));
+    }
+    loop_defer(backend->loop, (void (*)(void *))stop_when_empty, command);
+}
+
+static void on_explain_timer(struct loop_timer *timer)
+{
+    explain(timer->context);
+}
+
+static void command_explain(struct backend *backend, const char *id,
+                            void (*on_done)(void *, const struct err *), void *context)
+{
+    struct place *place = place_find((struct command *)backend, id);
+    CHECK(place && !place->on_explained);
+    place->on_explained = on_done;
+    place->explain_context = context;
+    loop_timer_start(backend->loop, &place->explain_timer, place->attach ? EXPLAIN_MS : 0,
+                     on_explain_timer, place);
+}
+
+/* ---------------------------------------------------------------- starting */
+
+static int hash_porter(struct command *command, struct err *err)
+{
+    OWN(buf) struct buf content = {0};
+    if (file_read(command->porter_path, PORTER_BYTES_MAX, &content, err) < 0)
+        return err_wrap(err, "the porter");
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    if (!EVP_Digest(content.data, content.size, digest, &size, EVP_sha256(), NULL))
+        return err_set(err, ERR_SYSTEM, "the porter could not be hashed");
+    int at = snprintf(command->porter_name, sizeof command->porter_name, "porter-");
+    for (unsigned i = 0; i < 8; i++)
+        at += snprintf(command->porter_name + at, sizeof command->porter_name - (size_t)at, "%02x",
+                       digest[i]);
+    return 0;
+}
+
+/* A value may come with the backend's name, from POSTERN_<FILE>_<NAME>, or from the file. */
+static int set_variables(struct command *command, const char *argument, struct err *err)
+{
+    const struct command_spec *spec = &command->spec;
+    if (argument && !spec->argument)
+        return err_set(err, ERR_INPUT, "backend '%s' takes no ':%s'", spec->name, argument);
+    for (size_t i = 0; i < spec->variable_count; i++) {
+        const struct command_variable *variable = &spec->variables[i];
+        char name[128];
+        int size = snprintf(name, sizeof name, "POSTERN_%s_%s", spec->name, variable->name);
+        for (int at = 0; at < size && at < (int)sizeof name - 1; at++)
+            if (name[at] >= 'a' && name[at] <= 'z')
+                name[at] = (char)(name[at] - 'a' + 'A');
+            else if (name[at] == '-')
+                name[at] = '_';
+        const char *value =
+            argument && strcmp(spec->argument, variable->name) == 0 ? argument : getenv(name);
+        if (!value)
+            value = variable->fallback;
+        if (!*value && variable->required)
+            return err_set(
+                err, ERR_INPUT, "backend '%s' needs '%s' (%s): set %s%s%s%s", spec->name,
+                variable->name, variable->help, name,
+                spec->argument && strcmp(spec->argument, variable->name) == 0 ? " or say --backend "
+                                                                              : "",
+                spec->argument && strcmp(spec->argument, variable->name) == 0 ? spec->name : "",
+                spec->argument && strcmp(spec->argument, variable->name) == 0 ? ":VALUE" : "");
+        command->variables[i] = mem_dup(value);
+    }
+    return 0;
+}
+
+static void add_environment(struct command *command, size_t *count, const char *name)
+{
+    const char *value = getenv(name);
+    if (value)
+        command->env[(*count)++] = mem_format("%s=%s", name, value);
+}
+
+static void build_environment(struct command *command)
+{
+    const struct command_spec *spec = &command->spec;
+    size_t room = 3, count = 0;
+    for (size_t i = 0; spec->environment && spec->environment[i]; i++)
+        room++;
+    for (size_t i = 0; spec->environment_pass && spec->environment_pass[i]; i++)
+        room++;
+    command->env = mem_zero(room * sizeof *command->env);
+    add_environment(command, &count, "PATH");
+    add_environment(command, &count, "HOME");
+    for (size_t i = 0; spec->environment_pass && spec->environment_pass[i]; i++)
+        add_environment(command, &count, spec->environment_pass[i]);
+    for (size_t i = 0; spec->environment && spec->environment[i]; i++)
+        command->env[count++] = mem_dup(spec->environment[i]);
+}
+
+static int find_file(const struct sandbox_options *options, const char *name, char *path,
+                     size_t size, struct err *err)
+{
+    for (const char *at = name; *at; at++)
+        if (!((*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9') || *at == '-' || *at == '_'))
+            return err_set(err, ERR_INPUT, "'%s' is no name of a backend", name);
+    for (size_t i = 0; i < options->backend_dir_count; i++) {
+        snprintf(path, size, "%s/%s.toml", options->backend_dirs[i], name);
+        if (file_exists(path))
+            return 0;
+    }
+    return err_set(err, ERR_NOT_FOUND, "there is no backend '%s'", name);
+}
+
+static struct backend *command_start(struct loop *loop, const struct sandbox_options *options,
+                                     const char *name, struct err *err)
+{
+    struct str argument = str_of(name), file = str_cut(&argument, ':');
+    OWN(mem) char *file_name = str_dup(file);
+    char path[4096];
+    if (find_file(options, file_name, path, sizeof path, err) < 0)
+        return NULL;
+    struct command *command = mem_zero(sizeof *command);
+    command->base = (struct backend){.class = &backend_command, .loop = loop};
+    list_init(&command->places);
+    command->porter_path =
+        mem_format("%s/postern-porter", options->program_dir ? options->program_dir : ".");
+    if (command_spec_read(&command->spec, path, file_name, err) < 0 ||
+        set_variables(command, argument.data, err) < 0 || hash_porter(command, err) < 0) {
+        command_free(command);
+        return NULL;
+    }
+    build_environment(command);
+    return &command->base;
+}
+
+const struct backend_class backend_command = {
+    .name = "command",
+    .summary = "any program whose standard input and output are the porter's (backends/*.toml)",
+    .start = command_start,
+    .stop = command_stop,
+    .capabilities = command_capabilities,
+    .create = command_create,
+    .destroy = command_destroy,
+    .find = command_find,
+    .explain = command_explain,
+};
