@@ -1,0 +1,128 @@
+/* gate.h - the queue where held calls wait for the trainer: leases, deadlines, redelivery.
+ *
+ * The gate lives on one loop (the control listener's). Calls are held from any lane; what happens
+ * to a call is told on its own lane. Trainers act on the gate's loop.
+ *
+ *     queued ──take──► leased ──answer──► gone (on_answer)
+ *       ▲                │ ├──fail─────► gone (on_fail)
+ *       │                │ └──stream──► streaming ──end──► gone (on_end)
+ *       └─lease out, release, stream lost before its first byte─┘   └─lost after it─► gone
+ * (on_broken)
+ *
+ * Fair: rollouts take turns, whatever the number of calls each has waiting. Bounded: past
+ * `held_max` holding is refused. A lease that ran out makes the call anybody's again; what its old
+ * holder then says is a conflict and changes nothing. */
+#ifndef GATEWAY_GATE_H
+#define GATEWAY_GATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/id.h"
+#include "base/str.h"
+
+struct gate;
+struct gate_call; /* a held call, seen from its lane */
+struct gate_work; /* the same, seen from the trainer's side; valid while the callback or call lasts
+                   */
+struct json_writer;
+struct loop;
+
+struct gate_options {
+    size_t held_max;       /* 0: 100000 */
+    uint32_t lease_ms;     /* 0: 60 s when a take names none */
+    uint32_t lease_ms_max; /* 0: 1 h */
+    uint32_t wait_ms_max;  /* 0: 5 min: longest long-poll */
+    size_t takers_max;     /* 0: 4096 takes waiting at once */
+};
+struct gate *gate_new(struct loop *loop, const struct gate_options *options);
+/* Fails every held call with ERR_CANCELLED and every waiting take with none. On the gate's loop,
+ * when no lane holds new calls any more. */
+void gate_free(struct gate *gate);
+struct loop *gate_loop(const struct gate *gate);
+
+/* ---------------------------------------------------------------- from a lane */
+struct gate_hold {
+    const char *call_id, *rollout_id;
+    const char *group_id; /* NULL: none */
+    uint32_t turn;
+    uint64_t deadline_ms; /* from now; 0: none */
+    void *payload;        /* whatever write() needs; owned by the gate from now on */
+    /* Writes the members of the call's object (messages, tools, sampling, raw, ...), on the gate's
+     * loop. */
+    void (*write)(void *payload, struct json_writer *out);
+    void (*free_payload)(void *payload); /* any thread; may be NULL */
+    /* On the lane, never from inside gate_hold(). Exactly one of answer, end, fail, broken comes
+     * last. */
+    void (*on_taken)(void *context,
+                     int64_t policy_version); /* may be NULL; again after redelivery */
+    void (*on_answer)(void *context, struct str body);
+    void (*on_chunk)(void *context, struct str bytes);
+    void (*on_end)(void *context);
+    void (*on_fail)(void *context, const struct err *err, int http_status, struct str type);
+    void (*on_broken)(void *context,
+                      const struct err *err); /* a stream was lost after its first byte */
+    void *context;
+};
+/* Refuses with ERR_CAPACITY when too many are held. Copies its texts. */
+struct gate_call *gate_hold(struct gate *gate, struct loop *lane, const struct gate_hold *hold,
+                            struct err *err);
+/* The agent is gone, or the call ended: silent afterwards. Must be called once for each held call,
+ * also after its last callback. */
+void gate_call_close(struct gate_call *call);
+/* Bytes of a stream that the lane has passed on: lets the gate hold the trainer back. */
+void gate_call_consumed(struct gate_call *call, size_t bytes);
+
+/* ---------------------------------------------------------------- from the trainer, on the gate's
+ * loop */
+struct gate_take {
+    uint32_t max;                      /* 0: 1 */
+    uint32_t wait_ms, lease_ms;        /* lease 0: the default */
+    const char *group_id, *rollout_id; /* NULL: any */
+};
+struct gate_taker; /* a waiting take */
+/* on_calls comes once, later, with 0 or more calls leased to this taker. */
+struct gate_taker *gate_take(struct gate *gate, const struct gate_take *take,
+                             void (*on_calls)(void *context, struct gate_work *const *calls,
+                                              size_t count),
+                             void *context, struct err *err);
+void gate_taker_cancel(struct gate_taker *taker); /* the client went away; before on_calls */
+/* The call's object as the trainer sees it. */
+void gate_work_write(struct gate_work *work, struct json_writer *out);
+const char *gate_work_call_id(const struct gate_work *work);
+
+/* `lease` may be NULL: whoever speaks first. ERR_NOT_FOUND: no such call (never was, answered,
+ * withdrawn). ERR_CONFLICT: not leased, leased to somebody else, or already streaming. */
+int gate_answer(struct gate *gate, const char *call_id, const char *lease, struct str body,
+                struct err *err);
+int gate_fail(struct gate *gate, const char *call_id, const char *lease, int http_status,
+              struct str type, struct str message, struct err *err);
+int gate_extend(struct gate *gate, const char *call_id, const char *lease, uint32_t lease_ms,
+                struct err *err);
+int gate_release(struct gate *gate, const char *call_id, const char *lease, struct err *err);
+
+/* A stream is one answer in pieces. gate_stream_write returns bytes not yet consumed by the lane.
+ */
+struct gate_stream;
+struct gate_stream *gate_stream_open(struct gate *gate, const char *call_id, const char *lease,
+                                     void (*on_drain)(void *context),
+                                     void (*on_gone)(void *context), void *context,
+                                     struct err *err);
+size_t gate_stream_write(struct gate_stream *stream, struct str bytes);
+void gate_stream_end(struct gate_stream *stream);  /* complete */
+void gate_stream_lost(struct gate_stream *stream); /* the trainer's connection died */
+
+/* ---------------------------------------------------------------- policy, pause, people */
+void gate_pause(struct gate *gate, bool paused); /* held calls stay held; takes wait */
+bool gate_paused(const struct gate *gate);
+void gate_set_policy(struct gate *gate, int64_t version); /* stamped at take */
+int64_t gate_policy(const struct gate *gate);
+struct gate_counts {
+    uint64_t held, leased, streaming;                               /* now */
+    uint64_t taken, answered, failed, redelivered, withdrawn, late; /* ever */
+};
+void gate_counts(const struct gate *gate, struct gate_counts *out);
+
+#endif
