@@ -85,6 +85,7 @@ static struct task_work *work_new(enum work_kind kind, struct task *task, struct
     work->sandbox = sandbox;
     work->context = context;
     work->cwd = task->workdir;
+    work->user = task->root ? "root" : NULL;
     work->deadline_ms = clock_mono_ms() + (ms_max ? ms_max : 600000);
     return work;
 }
@@ -175,7 +176,7 @@ static void put_file(struct task_work *work, const struct task_file *file)
     const char *path = file->path;
     if (path[0] != '/')
         path = arena_format(&work->arena, "%s/%s", work->task->workdir, path);
-    sandbox_put(work->sandbox, path, file->content, file->mode, NULL, on_file_done, work);
+    sandbox_put(work->sandbox, path, file->content, file->mode, work->user, on_file_done, work);
 }
 
 /* ---------------------------------------------------------------- commands */
@@ -341,10 +342,10 @@ static void step(struct task_work *work)
     case WORK_PUT_ENVIRONMENT:
         work->step = WORK_PUT_FILES;
         if (task->environment_dir)
-            sandbox_put_tree(work->sandbox, task->environment_dir, task->workdir, NULL,
+            sandbox_put_tree(work->sandbox, task->environment_dir, task->workdir, work->user,
                              on_file_done, work);
         else
-            put_empty(work, task->workdir, NULL);
+            put_empty(work, task->workdir, work->user);
         return;
     case WORK_PUT_FILES:
         if (work->at == task->file_count) {

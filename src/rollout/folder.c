@@ -1,0 +1,78 @@
+/* folder.c - the bounded logs of a rollout's folder. A full disk or a full budget is noted once and
+ * never stops the rollout: logs are for people, the journal and the result are the truth. */
+#include "rollout/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "json/json.h"
+
+#define EVENT_TEXT_MAX 8192
+
+int log_file_open(struct log_file *log, const char *dir, const char *name, uint64_t bytes_max,
+                  struct err *err)
+{
+    OWN(mem) char *path = mem_format("%s/%s", dir, name);
+    *log = (struct log_file){.bytes_max = bytes_max};
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    return log->fd < 0 ? err_errno(err, "log '%s'", path) : 0;
+}
+
+static void write_all(struct log_file *log, struct str data)
+{
+    if (fd_write_all(log->fd, data.data, data.size) == 0)
+        return;
+    log->failed = true;
+    LOG_WARN("rollout", NULL, "a log could not be written: %s", strerror(errno));
+}
+
+void log_file_write(struct log_file *log, struct str data)
+{
+    if (log->fd < 0 || log->failed || log->cut || !data.size)
+        return;
+    if (log->bytes + data.size > log->bytes_max) {
+        write_all(log, str_upto(data, log->bytes_max - log->bytes));
+        write_all(log, STR("\n[postern: the log is full; the rest was dropped]\n"));
+        log->cut = true;
+        return;
+    }
+    log->bytes += data.size;
+    write_all(log, data);
+}
+
+void log_file_close(struct log_file *log)
+{
+    if (log->fd > 0)
+        fd_close(&log->fd);
+    log->fd = -1;
+}
+
+void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text)
+{
+    if (log->fd < 0 || log->failed || log->cut)
+        return;
+    OWN(buf) struct buf line = {0};
+    struct json_writer writer = {.out = &line};
+    json_begin_object(&writer);
+    json_set_int(&writer, "at_ms", (long long)clock_wall_ms());
+    json_set_text(&writer, "kind", kind);
+    if (type.data)
+        json_set_str(&writer, "type", type);
+    if (text.data)
+        json_set_str(&writer, "text", str_upto(text, EVENT_TEXT_MAX));
+    if (text.size > EVENT_TEXT_MAX)
+        json_set_bool(&writer, "text_cut", true);
+    json_end_object(&writer);
+    buf_byte(&line, '\n');
+    if (log->bytes + line.size > log->bytes_max) {
+        log->cut = true;
+        return;
+    }
+    log_file_write(log, buf_str(&line));
+}

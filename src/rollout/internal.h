@@ -1,0 +1,111 @@
+/* internal.h - private to the rollout room: what the manager (rollouts.c, control loop) and the
+ * lives (life.c, on lanes) share.
+ *
+ *     rollouts.c  the manager: queue, parallel cap, views, watchers, the index
+ *     life.c      one rollout on its lane, as a table and a step
+ *     folder.c    rollouts/<id>/: bounded logs
+ *     result.c    result.json
+ *
+ * A plan is what both sides hold: constant once made, counted references. `life` in it belongs to
+ * the lane's thread. Lanes send reports to the manager; nothing else is shared. */
+#ifndef ROLLOUT_INTERNAL_H
+#define ROLLOUT_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "agent/agent.h"
+#include "base/arena.h"
+#include "base/err.h"
+#include "gateway/gateway.h"
+#include "loop/loop.h"
+#include "rollout/rollout.h"
+#include "sandbox/sandbox.h"
+#include "store/store.h"
+#include "task/task.h"
+
+struct entry;
+struct life;
+
+struct plan {
+    atomic_int references;
+    struct arena arena;
+    char id[ID_MAX];
+    const char *run, *group, *mode, *backend, *root, *dir;
+    struct agent_spec *agent;
+    struct task *task;
+    struct model *model;
+    int isolation;
+    uint32_t index;
+    uint32_t wall_ms_max, setup_ms_max, verify_ms_max, turns_max;
+    uint64_t memory_bytes_max, disk_bytes_max;
+    uint32_t pids_max, cpu_millis, provision_tries_max;
+    uint64_t log_bytes_max, artifact_bytes_max;
+    uint64_t queued_wall_ms, queued_mono_ms;
+    struct rollout_lane lane;
+    struct loop *control;
+    struct err refused;  /* set before it begins: it is over before it began, and why */
+    struct entry *entry; /* the manager's; only touched on the control loop */
+    struct life *life;   /* the lane's; only touched there */
+};
+struct plan *plan_ref(struct plan *plan);
+void plan_unref(struct plan *plan);
+
+/* --- from the lane to the manager; freed by the receiver */
+enum report_kind { REPORT_STAGE, REPORT_ACTIVITY, REPORT_FINAL };
+struct report {
+    enum report_kind kind;
+    struct plan *plan; /* a reference */
+    enum trace_stage stage;
+    uint32_t calls, turns, tries;
+    uint64_t stage_ms[TRACE_STAGES];
+    char activity[96];
+    /* when final */
+    enum trace_fate fate;
+    enum trace_stage failed_stage;
+    char error[ERR_TEXT_MAX];
+    bool rewarded;
+    double reward;
+    int64_t prompt_tokens, completion_tokens;
+    char *result; /* heap; one line */
+};
+void rollouts_report(void *report); /* runs on the control loop */
+
+/* --- on the lane */
+void life_begin(void *plan); /* takes over the reference */
+struct life_order {
+    struct plan *plan; /* a reference */
+    char why[160];
+    bool hurry;
+};
+void life_cancel(void *order); /* frees it */
+
+/* --- rollouts/<id>/ */
+struct log_file {
+    int fd; /* -1: not open */
+    uint64_t bytes, bytes_max;
+    bool cut, failed;
+};
+int log_file_open(struct log_file *log, const char *dir, const char *name, uint64_t bytes_max,
+                  struct err *err);
+void log_file_write(struct log_file *log,
+                    struct str data); /* past the maximum: one note, then nothing */
+void log_file_close(struct log_file *log);
+/* One line {"at_ms":..., "kind":..., ...} of events.jsonl. `type` and `text` may be STR_NONE. */
+void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text);
+
+/* --- result.json */
+struct result_extra {
+    const struct plan *plan;
+    struct str gateway;      /* raw JSON; STR_NONE: none */
+    const char *verify_user; /* NULL: not verified */
+    const char *verify_note; /* why not fresh; NULL: nothing to say */
+    struct str artifacts;    /* raw JSON array; STR_NONE: none */
+    bool logs_cut;
+};
+/* The whole object in one line. */
+void result_write(const struct trace_result *result, const struct result_extra *extra,
+                  struct buf *out);
+/* The sum of two {"host": n} objects. */
+void result_merge_hosts(struct str a, struct str b, struct buf *out);
+
+#endif

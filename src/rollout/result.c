@@ -1,0 +1,96 @@
+/* result.c - result.json: what the trace room knows about a fate, plus where it came from. One
+ * line; secrets never get here (the model is named, its key is not known in this room). */
+#include "rollout/internal.h"
+
+#include "base/mem.h"
+#include "json/json.h"
+
+static void write_versions(const struct plan *plan, struct json_writer *out)
+{
+    json_key(out, "versions");
+    json_begin_object(out);
+    json_set_text(out, "postern", POSTERN_VERSION);
+    json_set_text(out, "agent", agent_spec_version(plan->agent));
+    json_end_object(out);
+}
+
+static void write_limits(const struct plan *plan, struct json_writer *out)
+{
+    json_key(out, "limits");
+    json_begin_object(out);
+    json_set_int(out, "agent_ms", plan->wall_ms_max);
+    json_set_int(out, "setup_ms", plan->setup_ms_max);
+    json_set_int(out, "verify_ms", plan->verify_ms_max);
+    if (plan->turns_max)
+        json_set_int(out, "turns", plan->turns_max);
+    json_end_object(out);
+}
+
+void result_write(const struct trace_result *result, const struct result_extra *extra,
+                  struct buf *out)
+{
+    const struct plan *plan = extra->plan;
+    struct json_writer writer = {.out = out};
+    json_begin_object(&writer);
+    json_set_text(&writer, "id", plan->id);
+    json_set_text(&writer, "class", trace_fate_name(result->fate));
+    json_set_text(&writer, "cause", result->fate != TRACE_FATE_OK ? result->error.data : NULL);
+    json_set_text(&writer, "run", plan->run[0] ? plan->run : NULL);
+    json_set_int(&writer, "index", plan->index);
+
+    /* The trace's own members follow as they are: its object without the opening brace. */
+    OWN(buf) struct buf body = {0};
+    struct json_writer body_writer = {.out = &body};
+    trace_result_write(result, &body_writer);
+    buf_byte(out, ',');
+    buf_append(out, body.data + 1, body.size - 2);
+
+    writer.comma = true;
+    json_set_text(&writer, "task_source", plan->task->source);
+    if (extra->verify_user)
+        json_set_text(&writer, "verify_user",
+                      extra->verify_user[0] ? extra->verify_user : "agent's");
+    if (extra->verify_note)
+        json_set_text(&writer, "verify_note", extra->verify_note);
+    if (extra->artifacts.size)
+        json_set_raw(&writer, "artifacts", extra->artifacts);
+    if (extra->gateway.size)
+        json_set_raw(&writer, "gateway", extra->gateway);
+    if (plan->task->metadata.size)
+        json_set_raw(&writer, "metadata", plan->task->metadata);
+    if (extra->logs_cut)
+        json_set_bool(&writer, "logs_cut", true);
+    write_limits(plan, &writer);
+    write_versions(plan, &writer);
+    json_set_text(&writer, "dir", plan->dir);
+    json_end_object(&writer);
+}
+
+static void add_hosts(struct json_doc *doc, struct json other, bool skip_known,
+                      struct json_writer *out)
+{
+    JSON_EACH (item, json_root(doc)) {
+        OWN(arena) struct arena arena = {0};
+        struct str host = json_str(item.key, &arena);
+        struct json twin = json_get_str(other, host);
+        if (skip_known && json_exists(twin))
+            continue;
+        json_key_str(out, host);
+        json_put_int(out, json_int_or(item.value, 0) + json_int_or(twin, 0));
+    }
+}
+
+void result_merge_hosts(struct str a, struct str b, struct buf *out)
+{
+    OWN(json_doc) struct json_doc first = {0};
+    OWN(json_doc) struct json_doc second = {0};
+    if (json_read(&first, a.size ? a : STR("{}"), NULL, NULL) < 0)
+        (void)json_read(&first, STR("{}"), NULL, NULL);
+    if (json_read(&second, b.size ? b : STR("{}"), NULL, NULL) < 0)
+        (void)json_read(&second, STR("{}"), NULL, NULL);
+    struct json_writer writer = {.out = out};
+    json_begin_object(&writer);
+    add_hosts(&first, json_root(&second), false, &writer);
+    add_hosts(&second, json_root(&first), true, &writer);
+    json_end_object(&writer);
+}
