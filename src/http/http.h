@@ -1,8 +1,9 @@
 /* http.h - the door of the http room: HTTP/1.1 server and client on one loop.
  *
  * Everything lives on the loop's thread. Callbacks never come from inside the call that started the
- * activity. Every size has a limit and every wait a deadline; both are in the options. Back-pressure
- * goes both ways: a reader that pauses stops the peer, a writer is told how much is queued. */
+ * activity. Every size has a limit and every wait a deadline; both are in the options.
+ * Back-pressure goes both ways: a reader that pauses stops the peer, a writer is told how much is
+ * queued. */
 #ifndef HTTP_H
 #define HTTP_H
 
@@ -25,13 +26,14 @@ struct http_server;
 struct http_exchange; /* one request and its answer, seen from the server */
 
 struct http_server_options {
-    size_t head_bytes_max;        /* 0: 64 KiB */
-    size_t body_bytes_max;        /* 0: 64 MiB; for http_exchange_collect and streamed bodies alike */
-    size_t connections_max;       /* 0: 10000; more are refused with 503 and closed */
-    uint32_t head_ms_max;         /* 0: 30 s from first byte to end of head */
-    uint32_t body_idle_ms_max;    /* 0: 60 s without a body byte */
-    uint32_t keepalive_ms_max;    /* 0: 75 s between requests */
-    uint32_t write_idle_ms_max;   /* 0: 300 s without progress towards a slow reader */
+    size_t head_bytes_max;      /* 0: 64 KiB */
+    size_t body_bytes_max;      /* 0: 64 MiB; for http_exchange_collect and streamed bodies alike */
+    size_t connections_max;     /* 0: 10000; more are refused with 503 and closed */
+    uint32_t head_ms_max;       /* 0: 30 s from first byte to end of head */
+    uint32_t body_idle_ms_max;  /* 0: 60 s without a body byte */
+    uint32_t keepalive_ms_max;  /* 0: 75 s between requests */
+    uint32_t write_idle_ms_max; /* 0: 300 s without progress towards a slow reader */
+    size_t queue_bytes_max;     /* 0: 256 MiB; a writer that ignores back-pressure is cut off here */
     /* A request head is complete. The handler answers now or later; it must, exactly once. */
     void (*on_request)(void *context, struct http_exchange *exchange);
     void *context;
@@ -40,12 +42,14 @@ struct http_server_options {
 struct http_server *http_server_new(struct loop *loop, const struct http_server_options *options);
 /* Stops listening, ends idle connections now and busy ones when their answer is out or the grace is
  * over, then calls on_closed (may be NULL) and is freed. */
-void http_server_close(struct http_server *server, uint32_t grace_ms, void (*on_closed)(void *), void *context);
+void http_server_close(struct http_server *server, uint32_t grace_ms, void (*on_closed)(void *),
+                       void *context);
 /* Accepts on a listening socket (TCP or unix) that it owns from now on. */
 int http_server_listen_fd(struct http_server *server, int listening_fd, struct err *err);
 int http_server_listen_tcp(struct http_server *server, const char *address, uint16_t port,
                            uint16_t *port_bound, struct err *err);
-int http_server_listen_unix(struct http_server *server, const char *path, uint32_t mode, struct err *err);
+int http_server_listen_unix(struct http_server *server, const char *path, uint32_t mode,
+                            struct err *err);
 /* Serves one connected socket that it owns from now on. */
 void http_server_adopt(struct http_server *server, int connected_fd);
 size_t http_server_connections(const struct http_server *server);
@@ -56,13 +60,17 @@ struct str http_exchange_target(const struct http_exchange *exchange); /* as sen
 struct str http_exchange_path(const struct http_exchange *exchange);   /* before '?', not decoded */
 struct str http_exchange_query(const struct http_exchange *exchange);  /* after '?' */
 struct str http_exchange_header(const struct http_exchange *exchange, const char *name);
-size_t http_exchange_headers(const struct http_exchange *exchange, const struct http_header **headers);
+size_t http_exchange_headers(const struct http_exchange *exchange,
+                             const struct http_header **headers);
 void http_exchange_set_context(struct http_exchange *exchange, void *context);
 void *http_exchange_context(const struct http_exchange *exchange);
 struct loop *http_exchange_loop(const struct http_exchange *exchange);
 
-/* The body, whole: on_body comes once, with err set when it was too large (the 413 is already sent) or
- * broken off (nothing can be answered); then the exchange is over for the caller. */
+/* Bodies are good until the callback that brings them returns. After an error neither on_drain nor
+ * on_gone comes any more. A body that is not asked for is not read; `bytes_max` 0: the server's limit.
+ *
+ * The body, whole: on_body comes once, with err set when it was too large (the 413 is already sent)
+ * or broken off (nothing can be answered); then the exchange is over for the caller. */
 void http_exchange_collect(struct http_exchange *exchange, size_t bytes_max,
                            void (*on_body)(void *context, struct http_exchange *, struct str body,
                                            const struct err *err),
@@ -75,11 +83,13 @@ void http_exchange_stream(struct http_exchange *exchange,
 void http_exchange_pause(struct http_exchange *exchange);
 void http_exchange_resume(struct http_exchange *exchange);
 
-/* The answer. `headers` are copied. Content-Length, Date, Connection and Transfer-Encoding are ours. */
+/* The answer. `headers` are copied. Content-Length, Date, Connection and Transfer-Encoding are
+ * ours. */
 void http_respond(struct http_exchange *exchange, int status, const struct http_header *headers,
                   size_t header_count, struct str body);
 void http_respond_json(struct http_exchange *exchange, int status, struct str body);
-void http_respond_begin(struct http_exchange *exchange, int status, const struct http_header *headers,
+void http_respond_begin(struct http_exchange *exchange, int status,
+                        const struct http_header *headers,
                         size_t header_count); /* body follows, chunked */
 /* Returns bytes still queued towards the peer (0: all handed to the kernel). */
 size_t http_respond_write(struct http_exchange *exchange, struct str data);
@@ -87,32 +97,35 @@ size_t http_respond_queued(const struct http_exchange *exchange);
 void http_respond_end(struct http_exchange *exchange);
 /* Breaks the connection so that the peer sees a reset, never a clean end. */
 void http_exchange_reset(struct http_exchange *exchange);
-/* on_drain: the queue fell below `low` bytes. on_gone: the peer went away before the answer was out;
- * after it the exchange must not be touched any more. After http_respond/_end/_reset neither comes. */
-void http_exchange_notify(struct http_exchange *exchange, size_t low, void (*on_drain)(void *context),
-                          void (*on_gone)(void *context), void *context);
+/* on_drain: the queue fell below `low` bytes. on_gone: the peer went away before the answer was
+ * out; after it the exchange must not be touched any more. After http_respond/_end/_reset neither
+ * comes. */
+void http_exchange_notify(struct http_exchange *exchange, size_t low,
+                          void (*on_drain)(void *context), void (*on_gone)(void *context),
+                          void *context);
 
 /* ---------------------------------------------------------------- client */
 struct http_client; /* pooled keep-alive connections of one loop */
 struct http_call;   /* one request and its answer, seen from the client */
 
 struct http_client_options {
-    size_t per_host_max;       /* 0: 1024 connections to one origin */
-    uint32_t connect_ms_max;   /* 0: 10 s, DNS and TLS included */
-    uint32_t idle_ms_max;      /* 0: 60 s keep-alive */
-    size_t head_bytes_max;     /* 0: 64 KiB */
-    const char *ca_file;       /* NULL: the system's */
-    bool tls_verify_off;       /* for tests only */
+    size_t per_host_max;     /* 0: 1024 connections to one origin */
+    uint32_t connect_ms_max; /* 0: 10 s, DNS and TLS included */
+    uint32_t idle_ms_max;    /* 0: 60 s keep-alive */
+    size_t head_bytes_max;   /* 0: 64 KiB */
+    const char *ca_file;     /* NULL: the system's */
+    bool tls_verify_off;     /* for tests only */
 };
 struct http_client *http_client_new(struct loop *loop, const struct http_client_options *options);
+/* Calls that are not done get ERR_CANCELLED, when this tick is over. */
 void http_client_free(struct http_client *client);
 
 struct http_request {
     const char *method;
-    const char *url;       /* http://host[:port]/path, https://..., or unix:/path/to.sock:/path */
+    const char *url; /* http://host[:port]/path, https://..., or unix:/path/to.sock:/path */
     const struct http_header *headers;
-    size_t header_count;   /* Host and Content-Length are ours unless given */
-    struct str body;       /* copied */
+    size_t header_count;        /* Host is ours unless given; framing fields are always ours */
+    struct str body;            /* copied */
     uint32_t first_byte_ms_max; /* 0: no limit: time to the answer's head */
     uint32_t idle_ms_max;       /* 0: no limit: between body bytes */
 };
@@ -125,8 +138,8 @@ struct str http_answer_header(const struct http_answer_head *head, const char *n
 struct http_call_handlers {
     void (*on_head)(void *context, const struct http_answer_head *head); /* 1xx are swallowed */
     void (*on_data)(void *context, struct str data);
-    /* Exactly once. err->kind ERR_NONE: complete, framing intact. ERR_LOST with `sent_nothing` true: no
-     * byte of the answer came, a retry is safe. */
+    /* Exactly once. err->kind ERR_NONE: complete, framing intact. ERR_LOST with `sent_nothing`
+     * true: no byte of the answer came, a retry is safe. */
     void (*on_done)(void *context, const struct err *err, bool sent_nothing);
 };
 /* Never fails at once: trouble comes through on_done. */
@@ -149,7 +162,8 @@ struct sse_parser {
     struct buf line, data, event;
     size_t event_bytes_max; /* 0: 16 MiB */
     bool seen_cr, started;
-    void (*on_event)(void *context, struct str event, struct str data); /* event "" means "message" */
+    void (*on_event)(void *context, struct str event,
+                     struct str data); /* event "" means "message" */
     void *context;
 };
 int sse_feed(struct sse_parser *parser, struct str bytes, struct err *err);

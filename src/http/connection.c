@@ -1,0 +1,561 @@
+/* connection.c - one connection of a server: bytes in, exchanges one after another, bytes out.
+ *
+ *     idle -> head -> exchange (body, answer) -> idle ...
+ *                 \__________________________\-> linger -> closed
+ *
+ * Everything that happens only notes it and pumps: pump takes from the input what the state allows,
+ * flushes the output, and says in settle what to watch for and until when. Invariants:
+ * - One exchange at a time. The next head is read only when the answer before it is with the
+ * kernel.
+ * - A callback is never called from inside a call of the door: those defer the pump.
+ * - Reading ahead of a pending answer stops at READ_AHEAD_MAX; reading at all is how a peer that
+ * went away is noticed.
+ * - A closed connection keeps its memory until the tick is over, and as long as a handler who could
+ *   not be told still holds the exchange. */
+#include "server.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/check.h"
+#include "base/fd.h"
+#include "base/mem.h"
+
+enum {
+    READ_AHEAD_MAX = 16384,
+    LINGER_MS_MAX = 5000,
+};
+
+/* --- the end --- */
+
+static void conn_free(void *argument)
+{
+    struct http_conn *conn = argument;
+    struct http_server *server = conn->server;
+    http_exchange_free(conn->exchange);
+    buf_deinit(&conn->in);
+    buf_deinit(&conn->out);
+    list_remove(&conn->link);
+    free(conn);
+    if (server) {
+        server->connection_count--;
+        http_server_check_done(server);
+    }
+}
+
+void http_conn_release(struct http_conn *conn)
+{
+    if (conn->freeing || !conn->closed || (conn->exchange && !conn->exchange->ended))
+        return;
+    conn->freeing = true;
+    loop_defer(conn->loop, conn_free, conn);
+}
+
+void http_conn_close(struct http_conn *conn, bool reset)
+{
+    if (conn->closed)
+        return;
+    conn->closed = true;
+    int fd = conn->watch.fd;
+    loop_watch_stop(&conn->watch);
+    http_deadline_stop(&conn->deadline);
+    if (reset) {
+        struct linger none = {.l_onoff = 1, .l_linger = 0};
+        (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    }
+    fd_close(&fd);
+    http_conn_release(conn);
+}
+
+void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text)
+{
+    struct http_exchange *exchange = conn->exchange;
+    bool pending = exchange && !exchange->ended;
+    http_conn_close(conn, pending || conn->out.size);
+    if (!pending)
+        return;
+    struct err err;
+    err_set(&err, kind, "%s", text);
+    if (http_exchange_tell(exchange, &err))
+        http_conn_release(conn);
+}
+
+static void linger(struct http_conn *conn)
+{
+    conn->lingering = true;
+    conn->read_due = loop_now_ms(conn->loop) + LINGER_MS_MAX;
+}
+
+static void refuse(struct http_conn *conn, int status, const char *why)
+{
+    char text[512];
+    size_t size = http_error_text(text, sizeof text, status, why);
+    struct iovec pieces[2] = {{0}, {text, size}};
+    linger(conn);
+    http_conn_send(conn, pieces, 2);
+}
+
+/* --- output --- */
+
+static void out_taken(struct http_conn *conn, size_t size)
+{
+    buf_consume(&conn->out, size);
+    if (!conn->out.size) {
+        buf_deinit(&conn->out);
+        conn->blocked = false;
+        conn->write_due = 0;
+    } else {
+        conn->blocked = true;
+        conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
+    }
+}
+
+static void flush(struct http_conn *conn)
+{
+    ssize_t sent = send(conn->watch.fd, conn->out.data, conn->out.size, MSG_NOSIGNAL);
+    if (sent >= 0) {
+        out_taken(conn, (size_t)sent);
+    } else if (errno == EAGAIN || errno == EINTR) {
+        conn->blocked = true;
+        if (!conn->write_due)
+            conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
+    } else {
+        conn->broken = true;
+    }
+}
+
+static void report_drain(struct http_conn *conn)
+{
+    struct http_exchange *exchange = conn->exchange;
+    if (!exchange || exchange->ended || !exchange->drain_due || conn->broken ||
+        conn->out.size >= exchange->drain_low)
+        return;
+    exchange->drain_due = false;
+    exchange->on_drain(exchange->notify_context);
+}
+
+static void queue(struct http_conn *conn, const struct iovec *pieces, int count, size_t skip)
+{
+    for (int i = 0; i < count; i++) {
+        size_t size = pieces[i].iov_len;
+        if (skip >= size) {
+            skip -= size;
+            continue;
+        }
+        buf_append(&conn->out, (char *)pieces[i].iov_base + skip, size - skip);
+        skip = 0;
+    }
+}
+
+void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count)
+{
+    if (conn->closed || conn->broken)
+        return;
+    size_t sent = 0;
+    if (!conn->blocked) {
+        bool queued = conn->out.size > 0;
+        pieces[0] = (struct iovec){conn->out.data, conn->out.size};
+        struct msghdr message = {.msg_iov = pieces + !queued,
+                                 .msg_iovlen = (size_t)(count - !queued)};
+        ssize_t result = sendmsg(conn->watch.fd, &message, MSG_NOSIGNAL);
+        if (result < 0 && errno != EAGAIN && errno != EINTR) {
+            conn->broken = true;
+            http_conn_wake(conn);
+            return;
+        }
+        sent = result < 0 ? 0 : (size_t)result;
+        size_t of_queue = sent < conn->out.size ? sent : conn->out.size;
+        sent -= of_queue;
+        if (of_queue)
+            buf_consume(&conn->out, of_queue);
+    }
+    queue(conn, pieces + 1, count - 1, sent);
+    if (!conn->out.size) {
+        if (conn->out.start)
+            buf_deinit(&conn->out);
+        return;
+    }
+    if (!conn->blocked) {
+        conn->blocked = true;
+        conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
+    }
+    if (conn->out.size > conn->server->options.queue_bytes_max) {
+        conn->broken = true;
+        http_conn_wake(conn);
+    } else if (!conn->processing) {
+        http_conn_settle(conn);
+    }
+}
+
+/* --- input: every taker returns the bytes it took, or -1 when nothing can be done now --- */
+
+static void start_exchange(struct http_conn *conn, const struct http_head *head, struct str bytes)
+{
+    const struct http_server_options *options = &conn->server->options;
+    if (head->has_length && head->length > options->body_bytes_max &&
+        !str_is(head->method, "CONNECT")) {
+        refuse(conn, 413, "the request body is too large");
+        return;
+    }
+    conn->exchange = http_exchange_make(conn, head, bytes);
+    conn->head_started = false;
+    conn->read_due = 0;
+    options->on_request(options->context, conn->exchange);
+}
+
+static long take_head(struct http_conn *conn, char *data, size_t size)
+{
+    if (conn->out.size)
+        return -1;
+    if (conn->server->closing) {
+        http_conn_close(conn, false);
+        return 0;
+    }
+    /* RFC 9112 2.2: an empty line or two before a request is forgiven. */
+    if (size >= 2 && data[0] == '\r' && data[1] == '\n') {
+        conn->scanned = 0;
+        return 2;
+    }
+    const struct http_server_options *options = &conn->server->options;
+    struct str bytes = str_make(data, size);
+    long found = size ? http_head_find(bytes, &conn->scanned) : 0;
+    if (found < 0) {
+        refuse(conn, 400, "a line of the head ends without CR");
+        return 0;
+    }
+    if (found > 0 ? (size_t)found > options->head_bytes_max : size > options->head_bytes_max) {
+        const char *line_end = memchr(data, '\n', size);
+        if (line_end && (size_t)(line_end - data) < options->head_bytes_max)
+            refuse(conn, 431, "the request head is too large");
+        else
+            refuse(conn, 414, "the request target is too long");
+        return 0;
+    }
+    if (found == 0) {
+        if (conn->eof) {
+            http_conn_close(conn, false);
+            return 0;
+        }
+        if (size && !conn->head_started) {
+            conn->head_started = true;
+            conn->read_due = loop_now_ms(conn->loop) + options->head_ms_max;
+        }
+        return -1;
+    }
+    conn->scanned = 0;
+    struct http_head head;
+    const char *why = NULL;
+    bytes = str_upto(bytes, (size_t)found);
+    int status = http_head_read_request(bytes, &head, &why);
+    if (status)
+        refuse(conn, status, why);
+    else
+        start_exchange(conn, &head, bytes);
+    return found;
+}
+
+static void report_body(struct http_exchange *exchange, struct str body)
+{
+    exchange->reported = true;
+    if (exchange->mode == BODY_COLLECT) {
+        exchange->on_body(exchange->body_context, exchange, body, NULL);
+        buf_deinit(&exchange->collected);
+    } else if (exchange->mode == BODY_STREAM) {
+        exchange->on_data(exchange->body_context, exchange, body, true, NULL);
+    }
+}
+
+/* The request's body cannot be had. Answers where that is still possible, and tells the handler. */
+static void body_failed(struct http_conn *conn, int status, enum err_kind kind, const char *why)
+{
+    struct http_exchange *exchange = conn->exchange;
+    if (exchange->ended) {
+        http_conn_close(conn, false);
+        return;
+    }
+    if (exchange->begun) {
+        http_conn_gone(conn, kind, why);
+        return;
+    }
+    http_exchange_refuse(exchange, status, why);
+    struct err err;
+    err_set(&err, kind, "%s", why);
+    (void)http_exchange_tell(exchange, &err);
+}
+
+static void collect(struct http_exchange *exchange, struct str data)
+{
+    struct buf *all = &exchange->collected;
+    if (exchange->body.done && !all->size) {
+        report_body(exchange, data); /* came in one piece: no copy */
+        return;
+    }
+    if (!all->start && exchange->body.kind == HTTP_BODY_LENGTH) {
+        uint64_t total = exchange->body.left + data.size;
+        (void)buf_reserve(all, total < (1u << 20) ? (size_t)total : (size_t)1 << 20);
+    }
+    buf_append(all, data.data, data.size);
+    if (exchange->body.done)
+        report_body(exchange, buf_str(all));
+}
+
+static long take_body(struct http_conn *conn, char *data, size_t size)
+{
+    struct http_exchange *exchange = conn->exchange;
+    if (http_exchange_body_too_large(exchange)) { /* by what its length promises */
+        body_failed(conn, 413, ERR_LIMIT, "the request body is too large");
+        return 0;
+    }
+    if (!size)
+        return -1;
+    size_t taken;
+    long found = http_body_decode(&exchange->body, data, size, &taken);
+    if (found < 0) {
+        body_failed(conn, 400, ERR_PROTOCOL, "the request body's chunks are malformed");
+        return (long)size;
+    }
+    conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+    exchange->body_bytes += (uint64_t)found;
+    if (http_exchange_body_too_large(exchange)) {
+        body_failed(conn, 413, ERR_LIMIT, "the request body is too large");
+        return (long)taken;
+    }
+    struct str piece = str_make(data, (size_t)found);
+    if (exchange->mode == BODY_COLLECT) {
+        collect(exchange, piece);
+    } else if (exchange->mode == BODY_STREAM) {
+        if (exchange->body.done)
+            report_body(exchange, piece);
+        else if (piece.size)
+            exchange->on_data(exchange->body_context, exchange, piece, false, NULL);
+    }
+    return (long)taken;
+}
+
+/* The answer is made. What comes next: another request, or the end of the connection. */
+static long take_end(struct http_conn *conn, size_t size)
+{
+    struct http_exchange *exchange = conn->exchange;
+    bool stay = exchange->keep_alive && !conn->server->closing && !conn->eof;
+    if (stay && !exchange->body.done) {
+        if (exchange->mode == BODY_DISCARD)
+            return -1;
+        exchange->mode = BODY_DISCARD;
+        exchange->paused = false;
+        conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+        return 0;
+    }
+    if (!stay && conn->out.size)
+        return -1;
+    bool clean = exchange->body.done && !size;
+    conn->exchange = NULL;
+    http_exchange_free(exchange);
+    if (stay)
+        conn->read_due = loop_now_ms(conn->loop) + conn->server->options.keepalive_ms_max;
+    else if (clean)
+        http_conn_close(conn, false);
+    else
+        linger(conn);
+    return 0;
+}
+
+static long take_exchange(struct http_conn *conn, char *data, size_t size)
+{
+    struct http_exchange *exchange = conn->exchange;
+    if (exchange->ended && exchange->mode != BODY_DISCARD)
+        return take_end(conn, size);
+    if (http_exchange_wants_body(exchange))
+        return take_body(conn, data, size);
+    if (exchange->ended)
+        return take_end(conn, size);
+    if (exchange->body.done && !exchange->reported && !exchange->paused &&
+        exchange->mode != BODY_UNREAD) {
+        report_body(exchange, STR_NONE);
+        return 0;
+    }
+    return -1;
+}
+
+static size_t take(struct http_conn *conn, char *data, size_t size)
+{
+    char nothing[1];
+    if (!size)
+        data = nothing;
+    size_t at = 0;
+    while (!conn->closed && !conn->broken) {
+        if (conn->lingering)
+            return size;
+        long taken = conn->exchange ? take_exchange(conn, data + at, size - at)
+                                    : take_head(conn, data + at, size - at);
+        if (taken < 0)
+            break;
+        at += (size_t)taken;
+    }
+    return at;
+}
+
+/* --- the pump --- */
+
+bool http_conn_is_idle(const struct http_conn *conn)
+{
+    return !conn->exchange && !conn->out.size && !conn->lingering;
+}
+
+/* How many bytes may be read now. */
+static size_t read_max(const struct http_conn *conn)
+{
+    const struct http_exchange *exchange = conn->exchange;
+    if (conn->eof)
+        return 0;
+    if (conn->lingering || http_conn_is_idle(conn) ||
+        (exchange && http_exchange_wants_body(exchange)))
+        return LOOP_SCRATCH_BYTES;
+    if (exchange && !exchange->body.done)
+        return 0;
+    return conn->in.size < READ_AHEAD_MAX ? READ_AHEAD_MAX - conn->in.size : 0;
+}
+
+void http_conn_settle(struct http_conn *conn)
+{
+    if (conn->closed)
+        return;
+    uint32_t events = (read_max(conn) ? LOOP_READ : 0u) | (conn->blocked ? LOOP_WRITE : 0u);
+    loop_watch_change(&conn->watch, events);
+    bool waiting = conn->lingering || http_conn_is_idle(conn) ||
+                   (conn->exchange && http_exchange_wants_body(conn->exchange));
+    uint64_t due = conn->write_due;
+    if (waiting && conn->read_due && (!due || conn->read_due < due))
+        due = conn->read_due;
+    http_deadline_set(conn->loop, &conn->deadline, due);
+}
+
+static void pump(struct http_conn *conn, char *data, size_t size)
+{
+    if (conn->closed)
+        return;
+    conn->processing = true;
+    if (size && !conn->in.size) {
+        size_t taken = take(conn, data, size);
+        if (taken < size)
+            buf_append(&conn->in, data + taken, size - taken);
+    } else if (size) {
+        buf_append(&conn->in, data, size);
+    }
+    do {
+        buf_consume(&conn->in, take(conn, conn->in.data, conn->in.size));
+        if (conn->closed || conn->broken || !conn->out.size || conn->blocked)
+            break;
+        flush(conn);
+    } while (!conn->out.size && !conn->broken);
+    if (conn->broken)
+        http_conn_gone(conn, ERR_LOST, "the peer went away");
+    if (!conn->closed && conn->lingering && !conn->shut && !conn->out.size) {
+        (void)shutdown(conn->watch.fd, SHUT_WR);
+        conn->shut = true;
+        if (conn->eof)
+            http_conn_close(conn, false);
+    }
+    conn->processing = false;
+    if (conn->closed)
+        return;
+    if (!conn->in.size && conn->in.start)
+        buf_deinit(&conn->in);
+    http_conn_settle(conn);
+}
+
+static void woken(void *argument)
+{
+    struct http_conn *conn = argument;
+    conn->scheduled = false;
+    pump(conn, NULL, 0);
+}
+
+void http_conn_wake(struct http_conn *conn)
+{
+    if (conn->scheduled || conn->processing || conn->closed)
+        return;
+    conn->scheduled = true;
+    loop_defer(conn->loop, woken, conn);
+}
+
+static void at_eof(struct http_conn *conn)
+{
+    conn->eof = true;
+    if (conn->exchange && !conn->exchange->ended)
+        http_conn_gone(conn, ERR_LOST, "the peer went away");
+    else if (conn->lingering && conn->shut)
+        http_conn_close(conn, false);
+}
+
+static void read_ready(struct http_conn *conn)
+{
+    size_t max = read_max(conn);
+    if (!max) {
+        pump(conn, NULL, 0);
+        return;
+    }
+    char *scratch = loop_scratch(conn->loop);
+    ssize_t got = recv(conn->watch.fd, scratch, max, 0);
+    if (got < 0 && errno != EAGAIN && errno != EINTR)
+        http_conn_gone(conn, ERR_LOST, "the peer went away");
+    else if (got == 0)
+        at_eof(conn);
+    pump(conn, scratch, got > 0 ? (size_t)got : 0);
+}
+
+static void ready(struct loop_watch *watch, uint32_t events)
+{
+    struct http_conn *conn = watch->context;
+    if (events & LOOP_WRITE && conn->out.size) {
+        conn->processing = true;
+        flush(conn);
+        report_drain(conn);
+        conn->processing = false;
+        if (!(events & LOOP_READ) || conn->broken)
+            pump(conn, NULL, 0);
+    }
+    if (!conn->closed && events & LOOP_READ)
+        read_ready(conn);
+}
+
+static void passed(struct http_deadline *deadline)
+{
+    struct http_conn *conn = LIST_OF(deadline, struct http_conn, deadline);
+    uint64_t now = loop_now_ms(conn->loop);
+    if (conn->write_due && now >= conn->write_due) {
+        http_conn_gone(conn, ERR_TIMEOUT, "the peer does not read its answer");
+        return;
+    }
+    if (conn->read_due && now >= conn->read_due) {
+        if (conn->lingering || (!conn->exchange && !conn->head_started)) {
+            http_conn_close(conn, false);
+        } else if (!conn->exchange) {
+            refuse(conn, 408, "the request head did not come in time");
+        } else if (http_exchange_wants_body(conn->exchange)) {
+            conn->processing = true;
+            body_failed(conn, 408, ERR_TIMEOUT, "the request body did not come in time");
+            conn->processing = false;
+        }
+    }
+    pump(conn, NULL, 0);
+}
+
+void http_conn_start(struct http_server *server, int fd)
+{
+    struct http_conn *conn = mem_zero(sizeof *conn);
+    conn->loop = server->loop;
+    conn->server = server;
+    conn->deadline.on_passed = passed;
+    conn->read_due = loop_now_ms(conn->loop) + server->options.keepalive_ms_max;
+    list_append(&server->connections, &conn->link);
+    server->connection_count++;
+    if (loop_watch_start(conn->loop, &conn->watch, fd, LOOP_READ, ready, conn, NULL) < 0) {
+        fd_close(&fd);
+        conn->closed = true;
+        http_conn_release(conn);
+        return;
+    }
+    http_conn_settle(conn);
+}

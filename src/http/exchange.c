@@ -1,0 +1,411 @@
+/* exchange.c - one request and its answer, as the handler sees them.
+ *
+ * An exchange is one allocation: the struct, its header table, the head's text. The door's calls
+ * change it and leave the rest to the connection's pump; they never call back. When the peer goes
+ * away and the handler left no way to be told, the exchange stays until it is answered, into the
+ * void. */
+#include "server.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+/* Of a request's body that nobody asked for: read over up to here, so that the connection can stay.
+ */
+enum { DISCARD_BYTES_MAX = 65536 };
+
+/* --- making --- */
+
+static struct str moved(struct str s, const char *from, const char *to)
+{
+    return (struct str){to + (s.data - from), s.size};
+}
+
+struct http_exchange *http_exchange_make(struct http_conn *conn, const struct http_head *head,
+                                         struct str bytes)
+{
+    size_t table = head->header_count * sizeof(struct http_header);
+    struct http_exchange *exchange = mem_alloc(sizeof *exchange + table + bytes.size);
+    struct http_header *headers = (struct http_header *)(exchange + 1);
+    char *text = (char *)headers + table;
+    memcpy(text, bytes.data, bytes.size);
+    for (size_t i = 0; i < head->header_count; i++) {
+        headers[i].name = moved(head->headers[i].name, bytes.data, text);
+        headers[i].value = moved(head->headers[i].value, bytes.data, text);
+    }
+    *exchange = (struct http_exchange){
+        .conn = conn,
+        .method = moved(head->method, bytes.data, text),
+        .target = moved(head->target, bytes.data, text),
+        .headers = headers,
+        .header_count = head->header_count,
+        .minor = (uint8_t)head->minor,
+        .keep_alive = head->keep_alive,
+        .expect_continue = head->expect_continue,
+        .is_head = str_is(head->method, "HEAD"),
+    };
+    bool is_connect = str_is(head->method, "CONNECT");
+    if (is_connect)
+        exchange->keep_alive = false; /* what follows is not ours to read */
+    enum http_body_kind kind = is_connect         ? HTTP_BODY_NONE
+                               : head->chunked    ? HTTP_BODY_CHUNKED
+                               : head->has_length ? HTTP_BODY_LENGTH
+                                                  : HTTP_BODY_NONE;
+    http_body_start(&exchange->body, kind, head->length);
+    return exchange;
+}
+
+void http_exchange_free(struct http_exchange *exchange)
+{
+    if (!exchange)
+        return;
+    buf_deinit(&exchange->collected);
+    free(exchange);
+}
+
+bool http_exchange_wants_body(const struct http_exchange *exchange)
+{
+    return !exchange->body.done && !exchange->paused && exchange->mode != BODY_UNREAD;
+}
+
+bool http_exchange_body_too_large(const struct http_exchange *exchange)
+{
+    uint64_t max = exchange->conn->server->options.body_bytes_max;
+    if (exchange->mode == BODY_COLLECT && exchange->collect_max < max)
+        max = exchange->collect_max;
+    uint64_t promised = exchange->body.kind == HTTP_BODY_LENGTH ? exchange->body.left : 0;
+    return exchange->mode != BODY_DISCARD && exchange->body_bytes + promised > max;
+}
+
+bool http_exchange_tell(struct http_exchange *exchange, const struct err *err)
+{
+    bool body_pending = !exchange->reported;
+    if (body_pending && exchange->mode == BODY_COLLECT && exchange->on_body) {
+        exchange->ended = exchange->reported = true;
+        exchange->on_body(exchange->body_context, exchange, STR_NONE, err);
+    } else if (body_pending && exchange->mode == BODY_STREAM && exchange->on_data) {
+        exchange->ended = exchange->reported = true;
+        exchange->on_data(exchange->body_context, exchange, STR_NONE, true, err);
+    } else if (exchange->on_gone) {
+        exchange->ended = true;
+        exchange->on_gone(exchange->notify_context);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* --- the request --- */
+
+struct str http_exchange_method(const struct http_exchange *exchange)
+{
+    return exchange->method;
+}
+
+struct str http_exchange_target(const struct http_exchange *exchange)
+{
+    return exchange->target;
+}
+
+struct str http_exchange_path(const struct http_exchange *exchange)
+{
+    long mark = str_find_byte(exchange->target, '?');
+    return mark < 0 ? exchange->target : str_upto(exchange->target, (size_t)mark);
+}
+
+struct str http_exchange_query(const struct http_exchange *exchange)
+{
+    long mark = str_find_byte(exchange->target, '?');
+    return mark < 0 ? STR_NONE : str_from(exchange->target, (size_t)mark + 1);
+}
+
+struct str http_exchange_header(const struct http_exchange *exchange, const char *name)
+{
+    return http_header_find(exchange->headers, exchange->header_count, str_of(name));
+}
+
+size_t http_exchange_headers(const struct http_exchange *exchange,
+                             const struct http_header **headers)
+{
+    *headers = exchange->headers;
+    return exchange->header_count;
+}
+
+void http_exchange_set_context(struct http_exchange *exchange, void *context)
+{
+    exchange->context = context;
+}
+
+void *http_exchange_context(const struct http_exchange *exchange)
+{
+    return exchange->context;
+}
+
+struct loop *http_exchange_loop(const struct http_exchange *exchange)
+{
+    return exchange->conn->loop;
+}
+
+/* --- the body --- */
+
+/* The peer was gone before the handler left an address: tell it now. */
+static void tell_late(void *argument)
+{
+    struct http_exchange *exchange = argument;
+    struct err err;
+    err_set(&err, ERR_LOST, "the peer went away");
+    if (exchange->ended || http_exchange_tell(exchange, &err))
+        http_conn_release(exchange->conn);
+}
+
+static void want_body(struct http_exchange *exchange)
+{
+    struct http_conn *conn = exchange->conn;
+    if (conn->closed) {
+        loop_defer(conn->loop, tell_late, exchange);
+        return;
+    }
+    conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+    if (exchange->expect_continue && !exchange->body.done && !exchange->begun &&
+        !http_exchange_body_too_large(exchange)) {
+        exchange->expect_continue = false;
+        static const char text[] = "HTTP/1.1 100 Continue\r\n\r\n";
+        struct iovec pieces[2] = {{0}, {(void *)text, sizeof text - 1}};
+        if (!conn->in.size)
+            http_conn_send(conn, pieces, 2);
+    }
+    http_conn_wake(conn);
+}
+
+void http_exchange_collect(struct http_exchange *exchange, size_t bytes_max,
+                           void (*on_body)(void *context, struct http_exchange *, struct str body,
+                                           const struct err *err),
+                           void *context)
+{
+    CHECK(exchange->mode == BODY_UNREAD && !exchange->ended);
+    exchange->mode = BODY_COLLECT;
+    exchange->collect_max = bytes_max ? bytes_max : SIZE_MAX;
+    exchange->on_body = on_body;
+    exchange->body_context = context;
+    want_body(exchange);
+}
+
+void http_exchange_stream(struct http_exchange *exchange,
+                          void (*on_data)(void *context, struct http_exchange *, struct str data,
+                                          bool end, const struct err *err),
+                          void *context)
+{
+    CHECK(exchange->mode == BODY_UNREAD && !exchange->ended);
+    exchange->mode = BODY_STREAM;
+    exchange->on_data = on_data;
+    exchange->body_context = context;
+    want_body(exchange);
+}
+
+void http_exchange_pause(struct http_exchange *exchange)
+{
+    exchange->paused = true;
+    if (!exchange->conn->processing)
+        http_conn_settle(exchange->conn);
+}
+
+void http_exchange_resume(struct http_exchange *exchange)
+{
+    struct http_conn *conn = exchange->conn;
+    if (!exchange->paused || conn->closed)
+        return;
+    exchange->paused = false;
+    conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+    http_conn_wake(conn);
+}
+
+/* --- the answer --- */
+
+/* Whether the rest of the request can be read over to get at the next one. */
+static bool can_stay(const struct http_exchange *exchange)
+{
+    if (!exchange->keep_alive || exchange->conn->server->closing)
+        return false;
+    if (exchange->body.done)
+        return true;
+    return exchange->body.kind == HTTP_BODY_LENGTH && exchange->body.left <= DISCARD_BYTES_MAX &&
+           !exchange->expect_continue;
+}
+
+static char *put(char *at, struct str text)
+{
+    memcpy(at, text.data, text.size);
+    return at + text.size;
+}
+
+static size_t head_size_max(const struct http_header *headers, size_t count)
+{
+    size_t size = 256; /* status line and what is ours */
+    for (size_t i = 0; i < count; i++)
+        size += http_field_size(headers[i].name, headers[i].value);
+    return size;
+}
+
+/* `length` is the body's, or -1 when it comes in chunks. */
+static size_t write_head(struct http_exchange *exchange, char *out, int status,
+                         const struct http_header *headers, size_t count, long long length)
+{
+    CHECK(!exchange->begun && status >= 200 && status <= 999);
+    exchange->begun = true;
+    exchange->keep_alive = can_stay(exchange);
+    exchange->bodiless = exchange->is_head || status == 204 || status == 304;
+    exchange->chunked = length < 0 && exchange->minor == 1 && status != 204 && status != 304;
+    if (length < 0 && exchange->minor == 0)
+        exchange->keep_alive = false; /* the end of the body is the end of the connection */
+    char *at = out + sprintf(out, "HTTP/1.1 %d %s\r\nDate: ", status, http_status_text(status));
+    at = put(at, http_date());
+    at = put(at, STR("\r\n"));
+    for (size_t i = 0; i < count; i++)
+        if (!http_field_is_ours(headers[i].name))
+            at += http_field_write(at, headers[i].name, headers[i].value);
+    if (exchange->chunked)
+        at = put(at, STR("Transfer-Encoding: chunked\r\n"));
+    else if (length >= 0 && status != 204 && status != 304)
+        at += sprintf(at, "Content-Length: %lld\r\n", length);
+    if (!exchange->keep_alive)
+        at = put(at, STR("Connection: close\r\n"));
+    else if (exchange->minor == 0)
+        at = put(at, STR("Connection: keep-alive\r\n"));
+    at = put(at, STR("\r\n"));
+    return (size_t)(at - out);
+}
+
+/* An answer to nobody ends the exchange all the same. */
+static bool is_void(struct http_exchange *exchange, bool last)
+{
+    struct http_conn *conn = exchange->conn;
+    if (!conn->closed)
+        return false;
+    if (last && !exchange->ended) {
+        exchange->ended = true;
+        http_conn_release(conn);
+    }
+    return true;
+}
+
+void http_respond(struct http_exchange *exchange, int status, const struct http_header *headers,
+                  size_t header_count, struct str body)
+{
+    if (is_void(exchange, true))
+        return;
+    char small[2048];
+    size_t max = head_size_max(headers, header_count);
+    OWN(mem) char *large = max > sizeof small ? mem_alloc(max) : NULL;
+    char *head = large ? large : small;
+    size_t size = write_head(exchange, head, status, headers, header_count, (long long)body.size);
+    struct iovec pieces[3] = {{0}, {head, size}, {(void *)body.data, body.size}};
+    exchange->ended = true;
+    http_conn_send(exchange->conn, pieces, exchange->bodiless || !body.size ? 2 : 3);
+    http_conn_wake(exchange->conn);
+}
+
+void http_respond_json(struct http_exchange *exchange, int status, struct str body)
+{
+    static const struct http_header json = {{"Content-Type", 12}, {"application/json", 16}};
+    http_respond(exchange, status, &json, 1, body);
+}
+
+/* The head waits in the queue until the first piece of body or the end of the tick, whichever comes
+ * first: one system call instead of two. */
+void http_respond_begin(struct http_exchange *exchange, int status,
+                        const struct http_header *headers, size_t header_count)
+{
+    if (is_void(exchange, false))
+        return;
+    struct buf *out = &exchange->conn->out;
+    char *head = buf_reserve(out, head_size_max(headers, header_count));
+    buf_added(out, write_head(exchange, head, status, headers, header_count, -1));
+    http_conn_wake(exchange->conn);
+}
+
+size_t http_respond_write(struct http_exchange *exchange, struct str data)
+{
+    struct http_conn *conn = exchange->conn;
+    CHECK(conn->closed || (exchange->begun && !exchange->ended));
+    if (conn->closed || !data.size || exchange->bodiless)
+        return conn->out.size;
+    char size[24];
+    int digits = sprintf(size, "%zx\r\n", data.size);
+    struct iovec pieces[4] = {
+        {0}, {size, (size_t)digits}, {(void *)data.data, data.size}, {(void *)"\r\n", 2}};
+    if (exchange->chunked) {
+        http_conn_send(conn, pieces, 4);
+    } else {
+        pieces[1] = pieces[2];
+        http_conn_send(conn, pieces, 2);
+    }
+    if (exchange->on_drain && conn->out.size >= exchange->drain_low)
+        exchange->drain_due = true;
+    return conn->out.size;
+}
+
+size_t http_respond_queued(const struct http_exchange *exchange)
+{
+    return exchange->conn->out.size;
+}
+
+void http_respond_end(struct http_exchange *exchange)
+{
+    if (is_void(exchange, true))
+        return;
+    CHECK(exchange->begun && !exchange->ended);
+    exchange->ended = true;
+    if (exchange->chunked && !exchange->bodiless) {
+        struct iovec pieces[2] = {{0}, {(void *)"0\r\n\r\n", 5}};
+        http_conn_send(exchange->conn, pieces, 2);
+    }
+    http_conn_wake(exchange->conn);
+}
+
+void http_exchange_reset(struct http_exchange *exchange)
+{
+    if (is_void(exchange, true))
+        return;
+    exchange->ended = true;
+    http_conn_close(exchange->conn, true);
+}
+
+void http_exchange_notify(struct http_exchange *exchange, size_t low,
+                          void (*on_drain)(void *context), void (*on_gone)(void *context),
+                          void *context)
+{
+    exchange->drain_low = low ? low : 1;
+    exchange->on_drain = on_drain;
+    exchange->on_gone = on_gone;
+    exchange->notify_context = context;
+    exchange->drain_due = on_drain && exchange->conn->out.size >= exchange->drain_low;
+    if (exchange->conn->closed && !exchange->ended && on_gone)
+        loop_defer(exchange->conn->loop, tell_late, exchange);
+}
+
+/* --- errors of ours --- */
+
+size_t http_error_text(char *out, size_t size, int status, const char *why)
+{
+    char body[256];
+    int body_size = snprintf(body, sizeof body, "{\"error\":{\"message\":\"%s\"}}\n", why);
+    int all = snprintf(out, size,
+                       "HTTP/1.1 %d %s\r\nDate: %.*s\r\nContent-Type: application/json\r\n"
+                       "Content-Length: %d\r\nConnection: close\r\n\r\n%s",
+                       status, http_status_text(status), STR_ARGS(http_date()), body_size, body);
+    CHECK(all > 0 && (size_t)all < size);
+    return (size_t)all;
+}
+
+void http_exchange_refuse(struct http_exchange *exchange, int status, const char *why)
+{
+    char text[512];
+    size_t size = http_error_text(text, sizeof text, status, why);
+    struct iovec pieces[2] = {{0}, {text, size}};
+    exchange->begun = true;
+    exchange->keep_alive = false;
+    http_conn_send(exchange->conn, pieces, 2);
+}
