@@ -102,9 +102,10 @@ void dialect_write_keepalive(const struct dialect *dialect, struct buf *out);
 /* ---------------------------------------------------------------- answers from an upstream */
 struct dialect_reader;
 struct dialect_reader_options {
-    bool stream; /* SSE; else one JSON body */
-    bool strip;  /* relayed bytes lose token ids and log-probabilities the agent did not ask for */
-    bool strip_usage;       /* and the usage chunk */
+    bool stream;          /* SSE; else one JSON body */
+    bool strip_token_ids; /* relayed bytes lose what was captured but not asked for by the agent */
+    bool strip_logprobs;
+    bool strip_usage;
     size_t bytes_max;       /* 0: 64 MiB of answer */
     size_t event_bytes_max; /* 0: 16 MiB for one event */
     /* Each piece as it comes. May be NULL. */
@@ -123,8 +124,8 @@ static inline void own_dialect_reader(struct dialect_reader **reader)
     dialect_reader_free(*reader);
 }
 /* Any cutting of the bytes gives the same result. After an error only _free() is allowed.
- * ERR_PROTOCOL: nonsense; ERR_LIMIT: too large; an error object inside a stream is ERR_LOST with
- * the upstream's message in dialect_reader_error(). */
+ * ERR_PROTOCOL: nonsense; ERR_LIMIT: too large; an error object in place of an answer is ERR_LOST
+ * with the upstream's message in the text. */
 int dialect_reader_feed(struct dialect_reader *reader, struct str bytes, struct err *err);
 /* The finish reason was seen. */
 bool dialect_reader_finished(const struct dialect_reader *reader);

@@ -181,21 +181,28 @@ struct str trace_message_text(const struct trace_message *message, struct arena 
     return str_make(all, size);
 }
 
+/* Counts come from outside: what is no sensible count is taken for the fallback. */
+static int64_t count_of(struct json value, int64_t fallback)
+{
+    long long count = json_int_or(value, -1);
+    return count >= 0 && count <= INT64_C(1) << 50 ? count : fallback;
+}
+
 bool trace_usage_read(struct json value, struct trace_usage *out)
 {
     if (json_type(value) != JSON_OBJECT)
         return false;
     *out = (struct trace_usage){
         .known = true,
-        .prompt_tokens = json_int_or(json_get(value, "prompt_tokens"), 0),
-        .completion_tokens = json_int_or(json_get(value, "completion_tokens"), 0),
-        .cached_tokens = json_int_or(json_get(value, "cached_tokens"), -1),
-        .reasoning_tokens = json_int_or(json_get(value, "reasoning_tokens"), -1),
+        .prompt_tokens = count_of(json_get(value, "prompt_tokens"), 0),
+        .completion_tokens = count_of(json_get(value, "completion_tokens"), 0),
+        .cached_tokens = count_of(json_get(value, "cached_tokens"), -1),
+        .reasoning_tokens = count_of(json_get(value, "reasoning_tokens"), -1),
     };
     return true;
 }
 
-/* Counts come from outside; they stop at the largest number instead of wrapping. */
+/* Sums stop at the largest number instead of wrapping. */
 static void add_count(int64_t *sum, int64_t more)
 {
     if (more > 0 && __builtin_add_overflow(*sum > 0 ? *sum : 0, more, sum))

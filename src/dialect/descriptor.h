@@ -1,0 +1,45 @@
+/* descriptor.h - private to the dialect room: what a dialect has to provide. */
+#ifndef DIALECT_DESCRIPTOR_H
+#define DIALECT_DESCRIPTOR_H
+
+#include "dialect/answer.h"
+#include "dialect/dialect.h"
+
+struct dialect_path {
+    const char *method, *path; /* without a leading /v1 */
+    bool prefix;               /* anything below the path as well */
+    enum dialect_route_kind kind;
+};
+
+struct dialect {
+    const char *name, *summary;
+    const struct dialect_path *paths; /* ends with a zeroed row */
+    const char *keepalive;
+
+    int (*read_request)(struct json body, struct arena *arena, struct trace_request *out,
+                        struct err *err);
+    void (*rewrite_request)(struct json body, const struct dialect_override *override,
+                            struct buf *out);
+    void (*write_answer)(const struct trace_request *request, const struct trace_answer *answer,
+                         struct buf *out);
+    void (*write_error)(int status, const char *code, struct str message, struct buf *out);
+    void (*write_models)(struct str model, int64_t created_s, struct buf *out);
+    void (*write_delta)(struct dialect_writer *writer, const struct trace_delta *delta,
+                        struct buf *out);
+    void (*write_finish)(struct dialect_writer *writer, enum trace_finish finish,
+                         const struct trace_usage *usage, struct buf *out);
+
+    /* One event of an upstream's stream: `name` is its event: line (often empty). Fills the
+     * builder. */
+    int (*read_event)(struct answer_builder *builder, struct str name, struct json data,
+                      struct arena *scratch, struct err *err);
+    int (*read_body)(struct answer_builder *builder, struct json body, struct arena *scratch,
+                     struct err *err);
+    /* Data that ends a stream and is not JSON; NULL: none. */
+    const char *end_marker;
+    /* The event or body without what the options strip. Returns false when nothing has to change;
+     * an empty `out` and true means: drop it. */
+    bool (*strip)(struct json data, const struct dialect_reader_options *options, struct buf *out);
+};
+
+#endif

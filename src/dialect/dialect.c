@@ -1,0 +1,172 @@
+/* dialect.c - the registry and the thin layer in front of the descriptors.
+ *
+ * To add a dialect: write dialect_<name>.c and name it here. */
+#include "dialect/dialect.h"
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "dialect/descriptor.h"
+
+static const struct dialect *const dialects[] = {
+    &dialect_chat,
+};
+
+const char *dialect_name(const struct dialect *dialect)
+{
+    return dialect->name;
+}
+
+const struct dialect *dialect_find(const char *name)
+{
+    for (size_t i = 0; i < COUNT(dialects); i++)
+        if (strcmp(dialects[i]->name, name) == 0)
+            return dialects[i];
+    return NULL;
+}
+
+static bool path_matches(const struct dialect_path *row, struct str path)
+{
+    struct str wanted = str_of(row->path);
+    if (!row->prefix)
+        return str_equal(path, wanted);
+    return str_starts(path, wanted) && (path.size == wanted.size || path.data[wanted.size] == '/');
+}
+
+struct dialect_route dialect_find_route(struct str method, struct str path)
+{
+    if (str_starts(path, STR("/v1/")))
+        path = str_from(path, 3);
+    struct dialect_route route = {0};
+    for (size_t i = 0; i < COUNT(dialects); i++) {
+        for (const struct dialect_path *row = dialects[i]->paths; row->path; row++) {
+            if (!path_matches(row, path))
+                continue;
+            if (str_is(method, row->method))
+                return (struct dialect_route){row->kind, dialects[i]};
+            route = (struct dialect_route){DIALECT_ROUTE_METHOD, dialects[i]};
+        }
+    }
+    return route;
+}
+
+int dialect_read_request(const struct dialect *dialect, struct json body, struct arena *arena,
+                         struct trace_request *out, struct err *err)
+{
+    *out = (struct trace_request){0};
+    return dialect->read_request(body, arena, out, err);
+}
+
+void dialect_rewrite_request(const struct dialect *dialect, struct json body,
+                             const struct dialect_override *override, struct buf *out)
+{
+    dialect->rewrite_request(body, override, out);
+}
+
+void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,
+                          const struct trace_answer *answer, struct buf *out)
+{
+    dialect->write_answer(request, answer, out);
+}
+
+void dialect_write_error(const struct dialect *dialect, int status, const char *code,
+                         struct str message, struct buf *out)
+{
+    dialect->write_error(status, code, message, out);
+}
+
+void dialect_write_models(const struct dialect *dialect, struct str model, int64_t created_s,
+                          struct buf *out)
+{
+    dialect->write_models(model, created_s, out);
+}
+
+void dialect_write_keepalive(const struct dialect *dialect, struct buf *out)
+{
+    buf_str_append(out, str_of(dialect->keepalive));
+}
+
+void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,
+                         const struct trace_request *request, struct str id, struct str model,
+                         int64_t created_s)
+{
+    *writer = (struct dialect_writer){.dialect = dialect,
+                                      .request = request,
+                                      .id = id,
+                                      .model = model,
+                                      .created_s = created_s,
+                                      .usage = request->stream_usage};
+}
+
+void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delta *delta,
+                          struct buf *out)
+{
+    writer->dialect->write_delta(writer, delta, out);
+}
+
+void dialect_writer_finish(struct dialect_writer *writer, enum trace_finish finish,
+                           const struct trace_usage *usage, struct buf *out)
+{
+    writer->dialect->write_finish(writer, finish, usage, out);
+}
+
+/* The front of `text`, at most `piece` bytes but whole UTF-8 characters and at least one. */
+static struct str cut_piece(struct str *text, size_t piece)
+{
+    size_t size = piece && piece < text->size ? piece : text->size;
+    while (size < text->size && size > 0 && ((unsigned char)text->data[size] & 0xc0) == 0x80)
+        size--;
+    if (size == 0)
+        for (size = 1; size < text->size && ((unsigned char)text->data[size] & 0xc0) == 0x80;)
+            size++;
+    struct str front = str_upto(*text, size);
+    *text = str_from(*text, size);
+    return front;
+}
+
+static void write_pieces(struct dialect_writer *writer, enum trace_delta_kind kind, uint32_t index,
+                         struct str text, size_t piece, struct buf *out)
+{
+    while (text.size) {
+        struct trace_delta delta = {.kind = kind, .index = index, .text = cut_piece(&text, piece)};
+        dialect_writer_delta(writer, &delta, out);
+    }
+}
+
+void dialect_writer_answer(struct dialect_writer *writer, const struct trace_answer *answer,
+                           size_t piece, struct buf *out)
+{
+    const struct trace_message *message = &answer->message;
+    write_pieces(writer, TRACE_DELTA_REASONING, 0, message->reasoning, piece, out);
+    for (size_t i = 0; i < message->part_count; i++)
+        write_pieces(writer,
+                     message->parts[i].kind == TRACE_PART_REFUSAL ? TRACE_DELTA_REFUSAL
+                                                                  : TRACE_DELTA_TEXT,
+                     0, message->parts[i].text, piece, out);
+    for (size_t i = 0; i < message->call_count; i++) {
+        const struct trace_tool_call *call = &message->calls[i];
+        struct trace_delta begin = {
+            .kind = TRACE_DELTA_CALL, .index = (uint32_t)i, .id = call->id, .name = call->name};
+        dialect_writer_delta(writer, &begin, out);
+        write_pieces(writer, TRACE_DELTA_ARGUMENTS, (uint32_t)i, call->arguments, piece, out);
+    }
+}
+
+static struct str text_of(struct json value, struct arena *arena)
+{
+    struct str text = json_str(value, arena);
+    return text.data ? arena_str(arena, text) : STR_NONE;
+}
+
+void dialect_read_error(struct json body, struct arena *arena, struct str *message,
+                        struct str *type)
+{
+    struct json error = json_get(body, "error");
+    if (json_type(error) != JSON_OBJECT)
+        error = body; /* {"object":"error","message":...}, {"detail":...} */
+    *type = text_of(json_get(error, "type"), arena);
+    *message = text_of(json_get(error, "message"), arena);
+    if (!message->data)
+        *message = text_of(json_get(body, "error"), arena);
+    if (!message->data)
+        *message = text_of(json_get(body, "detail"), arena);
+}

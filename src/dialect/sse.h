@@ -1,0 +1,28 @@
+/* sse.h - private to the dialect room: cuts a byte stream into server-sent events, whatever the
+ * pieces. */
+#ifndef DIALECT_SSE_H
+#define DIALECT_SSE_H
+
+#include "base/buf.h"
+
+struct sse_event {
+    struct str raw;  /* all its bytes, the blank line included */
+    struct str name; /* the event: line; empty: none */
+    struct str data; /* data: lines joined by LF; STR_NONE: there were none */
+};
+
+struct sse {
+    struct buf pending;
+    size_t scanned; /* bytes of `pending` that were cut into lines */
+    size_t checked; /* bytes after those that are known to hold no line end */
+    struct buf name, data;
+    bool has_data, begun;
+};
+
+void sse_deinit(struct sse *sse);
+void sse_feed(struct sse *sse, struct str bytes);
+/* The next whole event, valid until the next call. With `last` set, what is left counts as a whole
+ * event. */
+bool sse_next(struct sse *sse, bool last, struct sse_event *out);
+
+#endif
