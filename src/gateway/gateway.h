@@ -78,7 +78,8 @@ struct gateway_sampling {
     int64_t tokens_max; /* 0: as the agent says */
 };
 
-/* Why calls fail from now on, or failed first. The first real cause is kept. */
+/* Why calls fail. Trouble with the model server is forgotten as a cause when a later call is
+ * answered (the agent got over it); the others stay. */
 enum gateway_cause {
     GATEWAY_FINE,
     GATEWAY_LIMIT,    /* a limit of the session was reached */
@@ -98,7 +99,7 @@ struct gateway_stats {
     uint32_t retries;         /* upstream tries beyond the first */
     struct trace_usage usage; /* sum over answered calls */
     enum gateway_cause cause;
-    struct err error; /* its kind and one sentence */
+    struct err error; /* the first real error ever; kind ERR_NONE: there was none */
 };
 
 enum gateway_phase { GATEWAY_CALL_BEGUN, GATEWAY_CALL_DONE };
@@ -118,8 +119,8 @@ struct gateway_session_options {
     /* A call begins or is done (its record is committed then). `call` is valid during the callback.
      * May be NULL. */
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
-    /* calls, turns or tokens ran out, or the journal failed: no later call will be answered. At
-     * most once. May be NULL. */
+    /* calls, turns or tokens ran out, the script has no answer, or the journal failed: no later
+     * call will be answered. At most once. May be NULL. */
     void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
     void *context;
 };

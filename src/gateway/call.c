@@ -1,0 +1,728 @@
+/* call.c - one model call, from its body to its last byte.
+ *
+ *     intent ──► upstream ──► entry ──► done        state: what the call waits for
+ *       │          │  ▲         ▲
+ *       │          ▼  │         │
+ *       │        waiting ───────┤                    retries, while the agent has seen nothing
+ *       └───────────────────────┘                    the agent left, the rollout is over
+ *
+ * Everything that ends a call goes through enter(): the record is made, journalled, and only when
+ * that is committed does the agent get the end of its answer. What cannot be ended well any more
+ * (something was relayed and the rest is missing) is reset, never closed cleanly. The agent going
+ * away ends the upstream attempt at once; the call is still entered. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/id.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/inner.h"
+#include "store/store.h"
+
+#define DEPTH_MAX 64
+#define NODES_MAX (4u << 20)
+#define ARENA_BYTES_MAX ((size_t)512 << 20)
+#define ERROR_BODY_MAX 65536
+#define MESSAGE_MAX 2000
+#define QUEUE_HIGH (256u << 10)
+#define QUEUE_LOW (64u << 10)
+#define BACKOFF_MS 500
+#define BACKOFF_SCRIPT_MS 5
+#define SHOWN_RETRY_S_MAX 60
+
+static void attempt(struct call *call);
+static void enter(struct call *call);
+
+/* ---------------------------------------------------------------- towards the agent */
+
+void answer_error(struct http_exchange *exchange, const struct dialect *dialect, int status,
+                  const char *code, struct str message, uint32_t retry_after_s)
+{
+    OWN(buf) struct buf body = {0};
+    dialect_write_error(dialect, status, code, message, &body);
+    char seconds[16];
+    int size = snprintf(seconds, sizeof seconds, "%u", retry_after_s);
+    struct http_header headers[] = {
+        {STR("content-type"), STR("application/json")},
+        {STR("retry-after"), str_make(seconds, (size_t)size)},
+    };
+    http_respond(exchange, status, headers, retry_after_s ? 2 : 1, buf_str(&body));
+}
+
+static void begin_stream(struct call *call)
+{
+    static const struct http_header headers[] = {
+        {{"content-type", 12}, {"text/event-stream; charset=utf-8", 32}},
+        {{"cache-control", 13}, {"no-cache", 8}},
+    };
+    call->begun = true;
+    http_respond_begin(call->exchange, 200, headers, COUNT(headers));
+}
+
+static void write_stream(struct call *call, struct str bytes)
+{
+    if (!call->exchange || !bytes.size)
+        return;
+    if (!call->begun)
+        begin_stream(call);
+    call->written_ms = loop_now_ms(call->session->gateway->loop);
+    call->record.answer_bytes += bytes.size;
+    size_t queued = http_respond_write(call->exchange, bytes);
+    if (queued > QUEUE_HIGH && !call->paused && call->upstream) {
+        call->paused = true;
+        upstream_pause(call->upstream);
+    }
+}
+
+static void on_drain(void *context)
+{
+    struct call *call = context;
+    if (!call->paused)
+        return;
+    call->paused = false;
+    if (call->upstream && call->state == CALL_UPSTREAM)
+        upstream_resume(call->upstream);
+}
+
+/* A sign of life on a stream that waits; before that, the moment its head is sent. */
+static void on_pulse(struct loop_timer *timer)
+{
+    struct call *call = timer->context;
+    struct gateway_session *session = call->session;
+    struct loop *loop = session->gateway->loop;
+    if (!call->exchange || call->state == CALL_DONE)
+        return;
+    uint64_t quiet = loop_now_ms(loop) - call->written_ms;
+    if (!call->begun || (quiet >= session->keepalive_ms && !http_respond_queued(call->exchange))) {
+        OWN(buf) struct buf sign = {0};
+        dialect_write_keepalive(call->dialect, &sign);
+        write_stream(call, buf_str(&sign));
+        quiet = 0;
+    }
+    uint64_t next =
+        quiet < session->keepalive_ms ? session->keepalive_ms - quiet : session->keepalive_ms;
+    loop_timer_start(loop, &call->pulse, next, on_pulse, call);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+static void call_free(void *argument)
+{
+    struct call *call = argument;
+    struct gateway_session *session = call->session;
+    dialect_reader_free(call->reader);
+    json_doc_deinit(&call->doc);
+    arena_deinit(&call->arena);
+    buf_deinit(&call->body);
+    buf_deinit(&call->rewritten);
+    buf_deinit(&call->error_body);
+    buf_deinit(&call->held);
+    list_remove(&call->node);
+    free(call);
+    session_call_gone(session);
+}
+
+static void append_line(struct gateway_session *session, struct str line)
+{
+    if (session->calls_fd < 0 || fd_write_all(session->calls_fd, line.data, line.size) == 0)
+        return;
+    if (!session->calls_failed)
+        LOG_ERROR("gateway", session->rollout_id, "'%s' is incomplete: %s", session->calls_path,
+                  strerror(errno));
+    session->calls_failed = true;
+}
+
+static void give_answer(struct call *call)
+{
+    if (call->request.stream) {
+        write_stream(call, buf_str(&call->held));
+        http_respond_end(call->exchange);
+        return;
+    }
+    http_respond_json(call->exchange, 200, buf_str(&call->held));
+}
+
+static void give_trouble(struct call *call)
+{
+    if (call->begun) {
+        http_exchange_reset(call->exchange);
+        return;
+    }
+    OWN(mem) char *code = call->upstream_code.size ? str_dup(call->upstream_code) : NULL;
+    struct str message = call->upstream_message;
+    if (!message.size)
+        message = call->shown_status >= 500 ? STR("the model is not available at the moment")
+                                            : str_of(call->trouble.text);
+    answer_error(call->exchange, call->dialect, call->shown_status, code, message,
+                 call->retry_after_s);
+}
+
+/* The entry is on disk, or will never be. */
+static void conclude(struct call *call, const struct err *err)
+{
+    struct gateway_session *session = call->session;
+    if (err->kind != ERR_NONE) {
+        call->trouble = *err;
+        call->upstream_message = STR_NONE;
+        call->shown_status = 503;
+        call->retry_after_s = 0;
+        call->record.state = TRACE_CALL_BROKEN;
+        call->record.answer = NULL;
+        call->record.http_status = call->begun ? 0 : 503;
+        session_exhaust(session, GATEWAY_STORE, err);
+    }
+    call->state = CALL_DONE;
+    loop_timer_stop(&call->pulse);
+    session_settle(session, call);
+    if (session->calls_fd >= 0) {
+        OWN(buf) struct buf line = {0};
+        struct json_writer out = {.out = &line};
+        trace_call_write(&call->record, &out);
+        buf_byte(&line, '\n');
+        append_line(session, buf_str(&line));
+    }
+    if (session->on_call)
+        session->on_call(session->context, &call->record, GATEWAY_CALL_DONE);
+    if (call->exchange && call->trouble.kind == ERR_NONE)
+        give_answer(call);
+    else if (call->exchange)
+        give_trouble(call);
+    call->exchange = NULL;
+    loop_defer(session->gateway->loop, call_free, call);
+}
+
+static void on_entry(void *context, const struct err *err)
+{
+    conclude(context, err);
+}
+
+static void make_record(struct call *call)
+{
+    struct trace_call *record = &call->record;
+    record->done_ms = clock_wall_ms();
+    record->request = &call->request;
+    if (call->trouble.kind == ERR_NONE) {
+        record->state = TRACE_CALL_ANSWERED;
+        record->answer = &call->answer;
+        record->http_status = 200;
+        if (!call->request.stream)
+            record->answer_bytes = call->held.size;
+        return;
+    }
+    bool refused = call->head.status >= 400 && call->head.status < 500 && call->head.status != 429;
+    record->state = refused ? TRACE_CALL_REFUSED : TRACE_CALL_BROKEN;
+    record->http_status = !call->exchange ? 0 : call->begun ? 200 : call->shown_status;
+    record->error_kind = err_meaning(call->trouble.kind)->name;
+    record->error = str_of(call->trouble.text);
+    if (call->reader && !call->reader_over && !call->key_leaked) {
+        dialect_reader_partial(call->reader, &call->arena, &call->answer);
+        record->answer = &call->answer;
+    }
+}
+
+static void enter(struct call *call)
+{
+    struct gateway_session *session = call->session;
+    struct store *store = session->gateway->store;
+    loop_timer_stop(&call->retry);
+    if (call->upstream)
+        upstream_close(TAKE(call->upstream));
+    call->state = CALL_ENTRY;
+    make_record(call);
+    if (!store) {
+        conclude(call, &(struct err){0});
+        return;
+    }
+    /* The arrays go beside the JSON, not into it. */
+    const struct trace_answer *answer = call->record.answer;
+    struct trace_call record = call->record;
+    struct trace_answer plain;
+    if (answer) {
+        plain = *answer;
+        plain.prompt_ids = NULL;
+        plain.prompt_id_count = 0;
+        plain.tokens = (struct trace_tokens){0};
+        record.answer = &plain;
+    }
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    trace_call_write(&record, &out);
+    struct store_record entry = {
+        .type = STORE_ENTRY,
+        .rollout_id = session->rollout_id,
+        .call_id = record.id,
+        .body = buf_str(&body),
+        .state = trace_call_state_name(record.state),
+        .number = record.number,
+        .http_status = (uint32_t)record.http_status,
+        .prompt_tokens = answer && answer->usage.known ? answer->usage.prompt_tokens : -1,
+        .completion_tokens = answer && answer->usage.known ? answer->usage.completion_tokens : -1,
+    };
+    if (answer) {
+        entry.prompt_ids = answer->prompt_ids;
+        entry.prompt_id_count = answer->prompt_id_count;
+        entry.token_ids = answer->tokens.ids;
+        entry.token_id_count = answer->tokens.id_count;
+        entry.logprobs = answer->tokens.logprobs;
+        entry.logprob_count = answer->tokens.logprob_count;
+    }
+    struct err err = {0};
+    if (store_append(store, session->gateway->loop, &entry, on_entry, call, &err) < 0)
+        conclude(call, &err);
+}
+
+/* ---------------------------------------------------------------- trouble */
+
+/* A copy in the call's arena without the key, cut to a decent length. */
+static struct str scrubbed(struct call *call, struct str text)
+{
+    const char *key = call->session->model->key;
+    OWN(buf) struct buf clean = {0};
+    while (text.size) {
+        long at = key ? str_find(text, str_of(key)) : -1;
+        buf_str_append(&clean, at < 0 ? text : str_upto(text, (size_t)at));
+        if (at < 0)
+            break;
+        buf_str_append(&clean, STR("[key]"));
+        text = str_from(text, (size_t)at + strlen(key));
+    }
+    return arena_str(&call->arena, str_upto(buf_str(&clean), MESSAGE_MAX));
+}
+
+static void set_trouble(struct call *call, const struct err *err)
+{
+    struct str text = scrubbed(call, str_of(err->text));
+    err_set(&call->trouble, err->kind, "%.*s", STR_ARGS(text));
+}
+
+/* What the agent gets for an attempt that will not be repeated. */
+static void show_failure(struct call *call, const struct err *err)
+{
+    int status = call->head.status;
+    set_trouble(call, err);
+    if (call->script_error) {
+        call->shown_status = 500;
+        call->upstream_message = str_of(call->trouble.text);
+        session_exhaust(call->session, GATEWAY_SCRIPT, &call->trouble);
+        return;
+    }
+    if (status >= 400 && status < 500 && status != 429) {
+        call->shown_status = status;
+        if (status == 401 || status == 403)
+            session_cause(call->session, GATEWAY_UPSTREAM, &call->trouble);
+        return;
+    }
+    call->shown_status = status == 429 ? 429 : 503;
+    if (call->head.show)
+        call->shown_status = status;
+    else if (status >= 500)
+        call->upstream_message = STR_NONE;
+    int64_t seconds = (call->retry_after_ms + 999) / 1000;
+    call->retry_after_s = call->retry_after_ms < 0      ? 5
+                          : seconds < 1                 ? 1
+                          : seconds > SHOWN_RETRY_S_MAX ? SHOWN_RETRY_S_MAX
+                                                        : (uint32_t)seconds;
+    if (call->head.show && call->retry_after_ms < 0)
+        call->retry_after_s = 0;
+    session_cause(call->session, GATEWAY_UPSTREAM, &call->trouble);
+}
+
+static bool may_retry(const struct call *call, const struct err *err)
+{
+    const struct model *model = call->session->model;
+    int status = call->head.status;
+    if (call->relayed || call->closing || call->script_error || call->head.show ||
+        call->key_leaked || call->record.attempt >= model->options.attempts_max ||
+        call->retry_after_ms > (int64_t)model->options.retry_ms_max)
+        return false;
+    if (status >= 300)
+        return status == 408 || status == 425 || status == 429 || status >= 500;
+    return err->kind == ERR_LOST || err->kind == ERR_TIMEOUT || err->kind == ERR_CAPACITY ||
+           err->kind == ERR_SYSTEM || err->kind == ERR_NOT_FOUND;
+}
+
+static void on_retry(struct loop_timer *timer)
+{
+    attempt(timer->context);
+}
+
+static uint64_t backoff_ms(const struct call *call)
+{
+    const struct model *model = call->session->model;
+    if (call->retry_after_ms >= 0)
+        return (uint64_t)call->retry_after_ms;
+    uint64_t wait = model->script ? BACKOFF_SCRIPT_MS : BACKOFF_MS;
+    for (uint32_t i = 1; i < call->record.attempt && wait < model->options.retry_ms_max; i++)
+        wait *= 2;
+    if (wait > model->options.retry_ms_max)
+        wait = model->options.retry_ms_max;
+    uint32_t random;
+    id_random_bytes(&random, sizeof random);
+    return wait / 2 + random % (wait / 2 + 1);
+}
+
+static void attempt_failed(struct call *call, const struct err *err)
+{
+    upstream_close(TAKE(call->upstream));
+    if (!may_retry(call, err)) {
+        show_failure(call, err);
+        enter(call);
+        return;
+    }
+    LOG_INFO("gateway", call->record.id, "attempt %u failed and is repeated: %s",
+             call->record.attempt, err->text);
+    call->session->stats.retries++;
+    atomic_fetch_add(&call->session->gateway->retries, 1);
+    call->state = CALL_WAITING;
+    loop_timer_start(call->session->gateway->loop, &call->retry, backoff_ms(call), on_retry, call);
+}
+
+void call_break(struct call *call, enum err_kind kind, const char *text)
+{
+    call->closing = true;
+    if (call->state == CALL_ENTRY || call->state == CALL_DONE || call->trouble.kind != ERR_NONE)
+        return;
+    err_set(&call->trouble, kind, "%s", text);
+    call->head.status = 0;
+    call->shown_status = 400;
+    call->retry_after_s = 0;
+    if (call->state != CALL_INTENT)
+        enter(call);
+}
+
+static void on_gone(void *context)
+{
+    struct call *call = context;
+    call->exchange = NULL;
+    call_break(call, ERR_LOST, "the agent went away before the answer was complete");
+}
+
+/* ---------------------------------------------------------------- an attempt */
+
+static void on_relay(void *context, struct str bytes, bool terminal)
+{
+    struct call *call = context;
+    const char *key = call->session->model->key;
+    if (key && str_find(bytes, str_of(key)) >= 0)
+        call->key_leaked = true;
+    if (call->key_leaked)
+        return;
+    if (call->request.stream != call->head.stream)
+        return; /* made anew from what was read */
+    if (!call->record.first_byte_ms)
+        call->record.first_byte_ms = clock_wall_ms();
+    if (terminal || !call->request.stream) {
+        buf_str_append(&call->held, bytes);
+        return;
+    }
+    bool comment = bytes.size && bytes.data[0] == ':';
+    if (comment && !call->begun)
+        return; /* nothing yet that would forbid another attempt */
+    call->relayed |= !comment;
+    write_stream(call, bytes);
+}
+
+static void on_head(void *context, const struct upstream_head *head)
+{
+    struct call *call = context;
+    call->head = *head;
+    call->retry_after_ms = head->retry_after_ms;
+    if (head->status / 100 != 2)
+        return;
+    bool proxy = call->session->mode == GATEWAY_PROXY;
+    struct dialect_reader_options options = {
+        .stream = head->stream,
+        .strip_token_ids = proxy && !call->request.wants_token_ids,
+        .strip_logprobs = proxy && !call->request.wants_logprobs,
+        .strip_usage = proxy && call->request.stream && !call->request.stream_usage,
+        .bytes_max = call->session->limits.answer_bytes_max,
+        .on_relay = on_relay,
+        .context = call,
+    };
+    call->reader = dialect_reader_new(call->dialect, &options);
+}
+
+static bool leaked(struct call *call)
+{
+    struct err err = {0};
+    if (!call->key_leaked)
+        return false;
+    err_set(&err, ERR_PROTOCOL, "the model server sent its key back; the answer is withheld");
+    attempt_failed(call, &err);
+    return true;
+}
+
+static void on_data(void *context, struct str data)
+{
+    struct call *call = context;
+    struct err err = {0};
+    if (!call->reader) {
+        if (call->error_body.size < ERROR_BODY_MAX)
+            buf_str_append(&call->error_body,
+                           str_upto(data, ERROR_BODY_MAX - call->error_body.size));
+        return;
+    }
+    int result = dialect_reader_feed(call->reader, data, &err);
+    call->reader_over = result < 0;
+    if (!leaked(call) && result < 0)
+        attempt_failed(call, &err);
+}
+
+/* A status that is not 2xx. */
+static void upstream_refused(struct call *call)
+{
+    struct json_doc doc = {0};
+    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = 10000};
+    struct str message = STR_NONE, code = STR_NONE;
+    if (json_read(&doc, buf_str(&call->error_body), &limits, NULL) == 0)
+        dialect_read_error(json_root(&doc), &call->arena, &message, &code);
+    call->upstream_message = scrubbed(call, message);
+    call->upstream_code = scrubbed(call, code);
+    json_doc_deinit(&doc);
+    struct err err = {0};
+    int status = call->head.status;
+    enum err_kind kind = status == 429                    ? ERR_CAPACITY
+                         : status == 401 || status == 403 ? ERR_DENIED
+                         : status >= 500                  ? ERR_LOST
+                         : status >= 400                  ? ERR_INPUT
+                                                          : ERR_PROTOCOL;
+    err_set(&err, kind, "the model server answered %d%s%.*s", status, message.size ? ": " : "",
+            STR_ARGS(str_upto(call->upstream_message, 300)));
+    attempt_failed(call, &err);
+}
+
+static void copy_tokens(struct call *call, const struct trace_answer *from)
+{
+    struct trace_answer *to = &call->answer;
+    if (!from || call->session->mode != GATEWAY_PROXY || to->tokens.id_count)
+        return;
+    struct str prompt = str_make(from->prompt_ids, from->prompt_id_count * 4);
+    struct str ids = str_make(from->tokens.ids, from->tokens.id_count * 4);
+    struct str logprobs = str_make(from->tokens.logprobs, from->tokens.logprob_count * 4);
+    to->prompt_ids = (const int32_t *)(const void *)arena_str(&call->arena, prompt).data;
+    to->prompt_id_count = from->prompt_id_count;
+    to->tokens.ids = (const int32_t *)(const void *)arena_str(&call->arena, ids).data;
+    to->tokens.id_count = from->tokens.id_count;
+    to->tokens.logprobs = (const float *)(const void *)arena_str(&call->arena, logprobs).data;
+    to->tokens.logprob_count = from->tokens.logprob_count;
+}
+
+/* The upstream gave the answer in the form the agent did not ask for. */
+static void convert(struct call *call)
+{
+    buf_clear(&call->held);
+    if (!call->request.stream) {
+        dialect_write_answer(call->dialect, &call->request, &call->answer, &call->held);
+        return;
+    }
+    struct dialect_writer writer;
+    struct str id = call->answer.id.size ? call->answer.id : str_of(call->record.id);
+    dialect_writer_init(&writer, call->dialect, &call->request, id, call->answer.model,
+                        (int64_t)(clock_wall_ms() / 1000));
+    dialect_writer_answer(&writer, &call->answer, 0, &call->held);
+}
+
+static void on_done(void *context, const struct err *err, bool script_error)
+{
+    struct call *call = context;
+    call->script_error = script_error;
+    if (err->kind == ERR_NONE && call->head.status / 100 != 2) {
+        upstream_refused(call);
+        return;
+    }
+    if (err->kind != ERR_NONE) {
+        attempt_failed(call, err);
+        return;
+    }
+    struct err trouble = {0};
+    if (call->head.stream && !dialect_reader_finished(call->reader)) {
+        err_set(&trouble, ERR_LOST, "the model server's stream ended before its finish");
+        attempt_failed(call, &trouble);
+        return;
+    }
+    call->reader_over = true;
+    int result = dialect_reader_end(call->reader, &call->arena, &call->answer, &trouble);
+    if (leaked(call))
+        return;
+    if (result < 0) {
+        attempt_failed(call, &trouble);
+        return;
+    }
+    copy_tokens(call, upstream_tokens(call->upstream));
+    if (call->request.stream != call->head.stream)
+        convert(call);
+    enter(call);
+}
+
+static void attempt(struct call *call)
+{
+    static const struct upstream_handlers handlers = {on_head, on_data, on_done};
+    struct gateway_session *session = call->session;
+    dialect_reader_free(TAKE(call->reader));
+    call->reader_over = false;
+    buf_clear(&call->held);
+    buf_clear(&call->error_body);
+    call->head = (struct upstream_head){0};
+    call->retry_after_ms = -1;
+    call->upstream_message = call->upstream_code = STR_NONE;
+    call->paused = false;
+    call->state = CALL_UPSTREAM;
+    call->record.attempt++;
+    struct upstream_request request = {
+        .dialect = call->dialect,
+        .request = &call->request,
+        .path = "/chat/completions",
+        .body = call->rewritten.size ? buf_str(&call->rewritten) : buf_str(&call->body),
+        .rollout_id = session->rollout_id,
+        .task = session->task,
+        .index = session->index,
+        .number = call->record.number,
+        .uses = session->script_uses,
+    };
+    if (call->exchange)
+        request.header_count = http_exchange_headers(call->exchange, &request.headers);
+    call->upstream = upstream_start(session->gateway, session->model, &request, &handlers, call);
+}
+
+/* ---------------------------------------------------------------- the beginning */
+
+static void on_intent(void *context, const struct err *err)
+{
+    struct call *call = context;
+    if (err->kind != ERR_NONE) {
+        call->trouble = *err;
+        call->shown_status = 503;
+        session_exhaust(call->session, GATEWAY_STORE, err);
+    }
+    if (call->trouble.kind != ERR_NONE)
+        enter(call);
+    else
+        attempt(call);
+}
+
+static void rewrite(struct call *call)
+{
+    const struct gateway_session *session = call->session;
+    if (session->mode != GATEWAY_PROXY || session->model->script)
+        return;
+    struct dialect_override override = {
+        .model = str_of(session->model->name),
+        .capture = true,
+        .usage = call->request.stream,
+        .has_temperature = session->sampling.has_temperature,
+        .temperature = session->sampling.temperature,
+        .has_top_p = session->sampling.has_top_p,
+        .top_p = session->sampling.top_p,
+        .tokens_max = session->sampling.tokens_max,
+    };
+    dialect_rewrite_request(call->dialect, json_root(&call->doc), &override, &call->rewritten);
+}
+
+static void write_intent(struct call *call)
+{
+    struct gateway_session *session = call->session;
+    struct err err = {0};
+    if (!session->gateway->store) {
+        on_intent(call, &err);
+        return;
+    }
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016llx",
+             (unsigned long long)XXH3_64bits(call->body.data, call->body.size));
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_set_text(&out, "dialect", call->record.dialect);
+    json_set_text(&out, "mode", call->record.mode);
+    json_set_str(&out, "model", call->request.model);
+    json_set_bool(&out, "stream", call->request.stream);
+    json_set_int(&out, "request_bytes", (long long)call->body.size);
+    json_set_text(&out, "request_hash", hash);
+    json_end_object(&out);
+    struct store_record intent = {
+        .type = STORE_INTENT,
+        .rollout_id = session->rollout_id,
+        .call_id = call->record.id,
+        .number = call->record.number,
+        .body = buf_str(&body),
+        .prompt_tokens = -1,
+        .completion_tokens = -1,
+    };
+    if (store_append(session->gateway->store, session->gateway->loop, &intent, on_intent, call,
+                     &err) == 0)
+        return;
+    /* No room in the queue: the call was not begun, and the agent may come again. */
+    call->trouble = err;
+    call->shown_status = 503;
+    call->retry_after_s = 1;
+    call->state = CALL_ENTRY;
+    make_record(call);
+    conclude(call, &(struct err){0});
+}
+
+static void refuse(struct gateway_session *session, struct http_exchange *exchange,
+                   const struct dialect *dialect, enum refusal why, int status, const char *code,
+                   const struct err *err, uint32_t retry_after_s)
+{
+    session_refused(session, why);
+    answer_error(exchange, dialect, status, code, str_of(err->text), retry_after_s);
+}
+
+void call_begin(struct gateway_session *session, struct http_exchange *exchange,
+                const struct dialect *dialect, struct str body)
+{
+    struct gateway *gateway = session->gateway;
+    struct call *call = mem_zero(sizeof *call);
+    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
+    struct err err = {0};
+    call->session = session;
+    call->dialect = dialect;
+    call->arena.bytes_max = ARENA_BYTES_MAX;
+    buf_str_append(&call->body, body);
+    list_append(&session->calls, &call->node);
+    if (json_read(&call->doc, buf_str(&call->body), &limits, &err) < 0 ||
+        dialect_read_request(dialect, json_root(&call->doc), &call->arena, &call->request, &err) <
+            0) {
+        int status = err.kind == ERR_LIMIT ? 413 : 400;
+        refuse(session, exchange, dialect, REFUSED_INPUT, status, NULL, &err, 0);
+        loop_defer(gateway->loop, call_free, call);
+        return;
+    }
+    int status = 400;
+    uint32_t retry_after_s = 0;
+    if (session_admit(session, call, &status, &retry_after_s, &err) < 0) {
+        answer_error(exchange, dialect, status, NULL, str_of(err.text), retry_after_s);
+        loop_defer(gateway->loop, call_free, call);
+        return;
+    }
+    call->exchange = exchange;
+    call->retry_after_ms = -1;
+    call->state = CALL_INTENT;
+    id_make(call->record.id, "c");
+    snprintf(call->record.rollout, sizeof call->record.rollout, "%s", session->rollout_id);
+    call->record.dialect = dialect_name(dialect);
+    call->record.mode = gateway_mode_name(session->mode);
+    call->record.number = session->stats.calls;
+    call->record.state = TRACE_CALL_OPEN;
+    call->record.accepted_ms = clock_wall_ms();
+    call->record.request_bytes = body.size;
+    call->record.request = &call->request;
+    rewrite(call);
+    http_exchange_notify(exchange, QUEUE_LOW, on_drain, on_gone, call);
+    if (call->request.stream) {
+        call->written_ms = loop_now_ms(gateway->loop);
+        loop_timer_start(gateway->loop, &call->pulse, session->headers_after_ms, on_pulse, call);
+    }
+    if (session->on_call)
+        session->on_call(session->context, &call->record, GATEWAY_CALL_BEGUN);
+    write_intent(call);
+}

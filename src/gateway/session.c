@@ -1,0 +1,506 @@
+/* session.c - the gateway as one rollout's agent sees it: a few routes, limits, and nothing else.
+ *
+ * Limits are reserved when a call is admitted and settled when it is over, so that parallel calls
+ * cannot overrun them. What a later call may still get is refused with 429 and a short wait; what
+ * no later call will get is a 400, which no agent repeats, and the owner is told.
+ *
+ * Requests that try to leave (CONNECT, absolute URLs) are refused at once and counted by host: they
+ * cost the agent milliseconds, and the result shows what it wanted. */
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/inner.h"
+
+#define CALLS_MAX 1000
+#define IN_FLIGHT_MAX 16
+#define CONNECTIONS_MAX 64
+#define BODY_BYTES_MAX ((size_t)32 << 20)
+#define ANSWER_BYTES_MAX ((size_t)64 << 20)
+#define KEEPALIVE_MS 15000
+#define HEADERS_AFTER_MS 20000
+#define HOSTS_MAX 64
+#define HOST_BYTES_MAX 255
+#define SERVER_GRACE_MS 2000
+#define TOKENS_EXPECTED 4096
+#define BYTES_PER_TOKEN 4
+#define INLET_PORT ":13131"
+
+static const char *const refusal_names[REFUSALS] = {
+    [REFUSED_CONNECT] = "connect",     [REFUSED_ABSOLUTE] = "absolute_url",
+    [REFUSED_WEBSOCKET] = "websocket", [REFUSED_PATH] = "path",
+    [REFUSED_METHOD] = "method",       [REFUSED_BODY] = "body",
+    [REFUSED_INPUT] = "input",         [REFUSED_BUSY] = "busy",
+    [REFUSED_LIMIT] = "limit",         [REFUSED_STOPPED] = "stopped",
+};
+
+/* ---------------------------------------------------------------- causes */
+
+void session_refused(struct gateway_session *session, enum refusal why)
+{
+    session->refusals[why]++;
+    session->stats.refused++;
+    atomic_fetch_add(&session->gateway->refused, 1);
+}
+
+void session_cause(struct gateway_session *session, enum gateway_cause cause, const struct err *why)
+{
+    if (session->stats.cause == GATEWAY_FINE)
+        session->stats.cause = cause;
+    if (session->stats.error.kind == ERR_NONE)
+        session->stats.error = *why;
+}
+
+static void tell_exhausted(void *argument)
+{
+    struct gateway_session *session = argument;
+    if (!session->finished)
+        session->on_exhausted(session->context, session->exhausted_cause, &session->exhausted_why);
+}
+
+void session_exhaust(struct gateway_session *session, enum gateway_cause cause,
+                     const struct err *why)
+{
+    session_cause(session, cause, why);
+    if (session->exhausted)
+        return;
+    session->exhausted = true;
+    session->exhausted_cause = cause;
+    session->exhausted_why = *why;
+    if (session->on_exhausted)
+        loop_defer(session->gateway->loop, tell_exhausted, session);
+}
+
+/* ---------------------------------------------------------------- admission */
+
+static int refuse(struct gateway_session *session, enum refusal why, struct err *err,
+                  enum err_kind kind, const char *text)
+{
+    session_refused(session, why);
+    return err_set(err, kind, "%s", text);
+}
+
+static int run_out(struct gateway_session *session, struct err *err, const char *what,
+                   long long limit)
+{
+    session_refused(session, REFUSED_LIMIT);
+    err_set(err, ERR_LIMIT, "this rollout's limit of %lld %s is reached", limit, what);
+    session_exhaust(session, GATEWAY_LIMIT, err);
+    return -1;
+}
+
+int session_admit(struct gateway_session *session, struct call *call, int *status,
+                  uint32_t *retry_after_s, struct err *err)
+{
+    const struct gateway_limits *limits = &session->limits;
+    struct gateway_stats *stats = &session->stats;
+    const struct trace_request *request = &call->request;
+    bool side = request->tool_count == 0 && session->tools_seen;
+    *status = 400;
+    *retry_after_s = 0;
+    if (session->stop_reason)
+        return refuse(session, REFUSED_STOPPED, err, ERR_CANCELLED, session->stop_reason);
+    if (session->closing)
+        return refuse(session, REFUSED_STOPPED, err, ERR_CANCELLED, "this rollout is over");
+    if (session->exhausted)
+        return refuse(session,
+                      session->exhausted_cause == GATEWAY_LIMIT ? REFUSED_LIMIT : REFUSED_STOPPED,
+                      err, session->exhausted_why.kind,
+                      session->exhausted_cause == GATEWAY_STORE ? "this rollout was stopped"
+                                                                : session->exhausted_why.text);
+    if (stats->calls >= limits->calls_max)
+        return run_out(session, err, "calls", limits->calls_max);
+    if (limits->turns_max && !side && stats->turns >= limits->turns_max)
+        return run_out(session, err, "turns", limits->turns_max);
+    int64_t used = stats->usage.prompt_tokens + stats->usage.completion_tokens;
+    if (limits->tokens_max && used >= limits->tokens_max)
+        return run_out(session, err, "tokens", limits->tokens_max);
+
+    /* From here on a later call may be luckier. */
+    int64_t expected =
+        (int64_t)(call->body.size / BYTES_PER_TOKEN) +
+        (request->sampling.tokens_max > 0 ? request->sampling.tokens_max : TOKENS_EXPECTED);
+    *status = 429;
+    *retry_after_s = 1;
+    if (stats->in_flight >= limits->in_flight_max ||
+        (limits->turns_max && !side &&
+         stats->turns + session->turns_reserved >= limits->turns_max) ||
+        (limits->tokens_max && stats->in_flight &&
+         used + session->tokens_reserved + expected > limits->tokens_max))
+        return refuse(session, REFUSED_BUSY, err, ERR_CAPACITY,
+                      "too many calls of this rollout are in flight");
+    stats->calls++;
+    stats->in_flight++;
+    session->tools_seen |= request->tool_count > 0;
+    call->record.side = side;
+    call->reserved = true;
+    call->reserved_turn = !side;
+    call->reserved_tokens = expected;
+    session->turns_reserved += !side;
+    session->tokens_reserved += expected;
+    atomic_fetch_add(&session->gateway->calls, 1);
+    atomic_fetch_add(&session->gateway->in_flight, 1);
+    return 0;
+}
+
+void session_settle(struct gateway_session *session, struct call *call)
+{
+    struct gateway *gateway = session->gateway;
+    struct gateway_stats *stats = &session->stats;
+    CHECK(call->reserved);
+    call->reserved = false;
+    stats->in_flight--;
+    session->turns_reserved -= call->reserved_turn;
+    session->tokens_reserved -= call->reserved_tokens;
+    atomic_fetch_sub(&gateway->in_flight, 1);
+    if (call->record.state != TRACE_CALL_ANSWERED) {
+        stats->broken++;
+        atomic_fetch_add(&gateway->broken, 1);
+        return;
+    }
+    /* A title asked for beside the first real call is known to be one only now. */
+    call->record.side |= call->request.tool_count == 0 && session->tools_seen;
+    stats->answered++;
+    stats->turns += !call->record.side;
+    trace_usage_add(&stats->usage, &call->answer.usage);
+    if (stats->cause == GATEWAY_UPSTREAM)
+        stats->cause = GATEWAY_FINE;
+    atomic_fetch_add(&gateway->answered, 1);
+    if (call->answer.usage.known) {
+        atomic_fetch_add(&gateway->prompt_tokens, (uint64_t)call->answer.usage.prompt_tokens);
+        atomic_fetch_add(&gateway->completion_tokens,
+                         (uint64_t)call->answer.usage.completion_tokens);
+    }
+}
+
+/* ---------------------------------------------------------------- routes */
+
+/* The host of "host:port", "http://host:port/path". */
+static struct str host_of(struct str target)
+{
+    long scheme = str_find(target, STR("://"));
+    if (scheme >= 0)
+        target = str_from(target, (size_t)scheme + 3);
+    struct str host = str_cut(&target, '/');
+    long at = str_find_byte(host, '@');
+    return at < 0 ? host : str_from(host, (size_t)at + 1);
+}
+
+static void count_host(struct gateway_session *session, struct str host)
+{
+    char name[HOST_BYTES_MAX + 1];
+    size_t size = 0;
+    for (; size < host.size && size < HOST_BYTES_MAX; size++) {
+        unsigned char byte = (unsigned char)host.data[size];
+        name[size] = isgraph(byte) ? (char)tolower(byte) : '?';
+    }
+    struct str key = str_make(name, size);
+    uintptr_t count = (uintptr_t)map_get(&session->hosts, key);
+    if (!count && session->hosts.count >= HOSTS_MAX) {
+        session->hosts_more++;
+        return;
+    }
+    (void)map_put(&session->hosts, key, (void *)(count + 1));
+}
+
+static void refuse_now(struct gateway_session *session, struct http_exchange *exchange,
+                       enum refusal why, int status, const char *text)
+{
+    session_refused(session, why);
+    answer_error(exchange, &dialect_chat, status, NULL, str_of(text), 0);
+}
+
+/* The address the agent knows us by. */
+static bool is_inlet(struct str host)
+{
+    return str_is(host, "127.0.0.1" INLET_PORT) || str_is(host, "localhost" INLET_PORT);
+}
+
+static void answer_models(struct gateway_session *session, struct http_exchange *exchange,
+                          const struct dialect *dialect)
+{
+    OWN(buf) struct buf body = {0};
+    dialect_write_models(dialect, str_of(session->model->name), (int64_t)(clock_wall_ms() / 1000),
+                         &body);
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
+static void on_body(void *context, struct http_exchange *exchange, struct str body,
+                    const struct err *err)
+{
+    struct gateway_session *session = context;
+    if (err && err->kind != ERR_NONE) {
+        session_refused(session, REFUSED_BODY);
+        return;
+    }
+    call_begin(session, exchange, http_exchange_context(exchange), body);
+}
+
+static void on_request(void *context, struct http_exchange *exchange)
+{
+    struct gateway_session *session = context;
+    struct str method = http_exchange_method(exchange);
+    struct str target = http_exchange_target(exchange);
+    struct str path = http_exchange_path(exchange);
+    if (str_is(method, "CONNECT")) {
+        count_host(session, host_of(target));
+        refuse_now(session, exchange, REFUSED_CONNECT, 403, "there is no way out of this sandbox");
+        return;
+    }
+    if (str_find(target, STR("://")) > 0 && target.data[0] != '/') {
+        struct str host = host_of(target);
+        if (!is_inlet(host)) {
+            count_host(session, host);
+            refuse_now(session, exchange, REFUSED_ABSOLUTE, 403,
+                       "there is no way out of this sandbox");
+            return;
+        }
+        path = str_from(target, (size_t)(host.data - target.data) + host.size);
+        path = str_cut(&(struct str){path.data, path.size}, '?');
+    }
+    if (http_exchange_header(exchange, "upgrade").size) {
+        refuse_now(session, exchange, REFUSED_WEBSOCKET, 404, "there are no WebSockets here");
+        return;
+    }
+    if (str_is(path, "/") && (str_is(method, "HEAD") || str_is(method, "GET"))) {
+        http_respond(exchange, 200, NULL, 0, STR_NONE);
+        return;
+    }
+    struct dialect_route route = dialect_find_route(method, path);
+    switch (route.kind) {
+    case DIALECT_ROUTE_NONE:
+        refuse_now(session, exchange, REFUSED_PATH, 404, "there is nothing at this path");
+        return;
+    case DIALECT_ROUTE_METHOD:
+        refuse_now(session, exchange, REFUSED_METHOD, 405, "this path has another method");
+        return;
+    case DIALECT_ROUTE_MODELS:
+        answer_models(session, exchange, route.dialect);
+        return;
+    case DIALECT_ROUTE_CALL:
+        http_exchange_set_context(exchange, (void *)(uintptr_t)route.dialect);
+        http_exchange_collect(exchange, session->limits.body_bytes_max, on_body, session);
+        return;
+    }
+}
+
+/* ---------------------------------------------------------------- opening and closing */
+
+static void session_free(struct gateway_session *session)
+{
+    fd_close(&session->calls_fd);
+    map_deinit(&session->hosts);
+    model_unref(session->model);
+    free(session->rollout_id);
+    free(session->task);
+    free(session->calls_path);
+    free(session->stop_reason);
+    free(session->script_uses);
+    free(session);
+}
+
+static void put_limits(struct gateway_session *session, const struct gateway_limits *limits)
+{
+    struct gateway_limits *own = &session->limits;
+    *own = *limits;
+    own->calls_max = own->calls_max ? own->calls_max : CALLS_MAX;
+    own->in_flight_max = own->in_flight_max ? own->in_flight_max : IN_FLIGHT_MAX;
+    own->connections_max = own->connections_max ? own->connections_max : CONNECTIONS_MAX;
+    own->body_bytes_max = own->body_bytes_max ? own->body_bytes_max : BODY_BYTES_MAX;
+    own->answer_bytes_max = own->answer_bytes_max ? own->answer_bytes_max : ANSWER_BYTES_MAX;
+}
+
+static int open_calls_file(struct gateway_session *session, struct err *err)
+{
+    if (!session->calls_path)
+        return 0;
+    session->calls_fd =
+        open(session->calls_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    return session->calls_fd < 0 ? err_errno(err, "'%s'", session->calls_path) : 0;
+}
+
+struct gateway_session *gateway_open(struct gateway *gateway,
+                                     const struct gateway_session_options *options, struct err *err)
+{
+    enum gateway_mode mode = GATEWAY_BLACK_BOX;
+    if (options->mode && gateway_mode_read(options->mode, &mode, err) < 0)
+        return NULL;
+    if (mode == GATEWAY_GATE) {
+        err_set(err, ERR_UNSUPPORTED, "mode gate is not available yet: use black_box or proxy");
+        return NULL;
+    }
+    CHECK(options->model && options->rollout_id);
+    struct gateway_session *session = mem_zero(sizeof *session);
+    session->gateway = gateway;
+    session->model = model_ref(options->model);
+    session->rollout_id = mem_dup(options->rollout_id);
+    session->task = mem_dup(options->task);
+    session->calls_path = mem_dup(options->calls_path);
+    session->index = options->index;
+    session->mode = mode;
+    session->sampling = options->sampling;
+    session->keepalive_ms = options->keepalive_ms ? options->keepalive_ms : KEEPALIVE_MS;
+    session->headers_after_ms =
+        options->headers_after_ms ? options->headers_after_ms : HEADERS_AFTER_MS;
+    session->on_call = options->on_call;
+    session->on_exhausted = options->on_exhausted;
+    session->context = options->context;
+    session->calls_fd = -1;
+    list_init(&session->calls);
+    put_limits(session, &options->limits);
+    if (session->model->script)
+        session->script_uses =
+            mem_zero(script_rules(session->model->script) * sizeof *session->script_uses);
+    if (open_calls_file(session, err) < 0) {
+        session_free(session);
+        return NULL;
+    }
+    struct http_server_options server = {
+        .body_bytes_max = session->limits.body_bytes_max,
+        .connections_max = session->limits.connections_max,
+        .on_request = on_request,
+        .context = session,
+    };
+    session->server = http_server_new(gateway->loop, &server);
+    atomic_fetch_add(&gateway->sessions, 1);
+    return session;
+}
+
+void gateway_session_connection(struct gateway_session *session, int connected_fd)
+{
+    atomic_fetch_add(&session->gateway->connections, 1);
+    if (session->closing) {
+        fd_close(&connected_fd);
+        return;
+    }
+    http_server_adopt(session->server, connected_fd);
+}
+
+int gateway_session_listen(struct gateway_session *session, int listening_fd, struct err *err)
+{
+    return http_server_listen_fd(session->server, listening_fd, err);
+}
+
+void gateway_session_stop(struct gateway_session *session, const char *reason)
+{
+    if (session->stop_reason)
+        return;
+    struct err why = {0};
+    err_set(&why, ERR_CANCELLED, "%s", reason && reason[0] ? reason : "this rollout was stopped");
+    session->stop_reason = mem_dup(why.text);
+    session_cause(session, GATEWAY_STOPPED, &why);
+}
+
+static void on_server_closed(void *context)
+{
+    struct gateway_session *session = context;
+    session->finished = true;
+    if (session->on_closed)
+        session->on_closed(session->closed_context);
+    atomic_fetch_sub(&session->gateway->sessions, 1);
+    session_free(session);
+}
+
+static void close_server(struct gateway_session *session)
+{
+    loop_timer_stop(&session->grace);
+    http_server_close(TAKE(session->server), SERVER_GRACE_MS, on_server_closed, session);
+}
+
+void session_call_gone(struct gateway_session *session)
+{
+    if (session->closing && session->server && list_empty(&session->calls))
+        close_server(session);
+}
+
+static void on_grace_over(struct loop_timer *timer)
+{
+    struct gateway_session *session = timer->context;
+    if (list_empty(&session->calls)) {
+        close_server(session);
+        return;
+    }
+    LIST_EACH (node, &session->calls) {
+        call_break(LIST_OF(node, struct call, node), ERR_CANCELLED,
+                   "the rollout ended before the answer was complete");
+    }
+}
+
+void gateway_session_close(struct gateway_session *session, uint32_t grace_ms,
+                           void (*on_closed)(void *context), void *context)
+{
+    if (session->closing)
+        return;
+    session->closing = true;
+    session->on_closed = on_closed;
+    session->closed_context = context;
+    /* Nobody is told anything from inside this call. */
+    bool idle = list_empty(&session->calls);
+    loop_timer_start(session->gateway->loop, &session->grace, idle ? 0 : grace_ms, on_grace_over,
+                     session);
+}
+
+/* ---------------------------------------------------------------- the report */
+
+const struct gateway_stats *gateway_session_stats(const struct gateway_session *session)
+{
+    return &session->stats;
+}
+
+void gateway_session_hosts(const struct gateway_session *session, struct json_writer *out)
+{
+    json_begin_object(out);
+    size_t at = 0;
+    struct str host;
+    void *count;
+    while ((count = map_next(&session->hosts, &at, &host))) {
+        json_key_str(out, host);
+        json_put_int(out, (long long)(uintptr_t)count);
+    }
+    json_end_object(out);
+}
+
+void gateway_session_report(const struct gateway_session *session, struct json_writer *out)
+{
+    const struct gateway_stats *stats = &session->stats;
+    json_begin_object(out);
+    json_set_text(out, "mode", gateway_mode_name(session->mode));
+    json_set_int(out, "calls", stats->calls);
+    json_set_int(out, "turns", stats->turns);
+    json_set_int(out, "answered", stats->answered);
+    json_set_int(out, "broken", stats->broken);
+    json_set_int(out, "refused", stats->refused);
+    json_set_int(out, "retries", stats->retries);
+    json_key(out, "usage");
+    trace_usage_write(&stats->usage, out);
+    json_set_text(out, "cause", gateway_cause_name(stats->cause));
+    json_key(out, "first_error");
+    if (stats->error.kind == ERR_NONE) {
+        json_put_null(out);
+    } else {
+        json_begin_object(out);
+        json_set_text(out, "kind", err_meaning(stats->error.kind)->name);
+        json_set_text(out, "text", stats->error.text);
+        json_end_object(out);
+    }
+    json_key(out, "refusals");
+    json_begin_object(out);
+    for (size_t i = 0; i < REFUSALS; i++)
+        if (session->refusals[i])
+            json_set_int(out, refusal_names[i], session->refusals[i]);
+    json_end_object(out);
+    json_key(out, "hosts");
+    gateway_session_hosts(session, out);
+    if (session->hosts_more)
+        json_set_int(out, "hosts_more", session->hosts_more);
+    json_set_bool(out, "calls_file_complete", !session->calls_failed);
+    json_end_object(out);
+}
