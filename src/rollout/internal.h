@@ -40,6 +40,9 @@ struct plan {
     uint64_t memory_bytes_max, disk_bytes_max;
     uint32_t pids_max, cpu_millis, provision_tries_max;
     uint64_t log_bytes_max, artifact_bytes_max;
+    struct sandbox_spec fallback; /* limits where the backend has some and nobody said */
+    struct gateway_limits limits;
+    uint32_t keepalive_ms;
     uint64_t queued_wall_ms, queued_mono_ms;
     struct rollout_lane lane;
     struct loop *control;

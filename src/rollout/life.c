@@ -282,7 +282,7 @@ static struct sandbox_spec shape_of(const struct life *life)
     const struct plan *plan = life->plan;
     uint64_t life_ms =
         (uint64_t)plan->wall_ms_max + plan->setup_ms_max + plan->verify_ms_max + 3600000;
-    return (struct sandbox_spec){
+    struct sandbox_spec spec = {
         .backend = plan->backend,
         .root = plan->root,
         .memory_bytes_max = plan->memory_bytes_max,
@@ -294,6 +294,18 @@ static struct sandbox_spec shape_of(const struct life *life)
         .label = plan->id,
         .life_ms_max = life_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)life_ms,
     };
+    if (!(life->capabilities & SANDBOX_CAN_LIMITS))
+        return spec;
+    const struct sandbox_spec *fallback = &plan->fallback;
+    if (!spec.memory_bytes_max)
+        spec.memory_bytes_max = fallback->memory_bytes_max;
+    if (!spec.disk_bytes_max)
+        spec.disk_bytes_max = fallback->disk_bytes_max;
+    if (!spec.pids_max)
+        spec.pids_max = fallback->pids_max;
+    if (!spec.cpu_millis)
+        spec.cpu_millis = fallback->cpu_millis;
+    return spec;
 }
 
 static void open_sandbox(struct life *life)
@@ -385,7 +397,8 @@ static int open_session(struct life *life, struct err *err)
         .index = plan->index,
         .mode = plan->mode,
         .model = plan->model,
-        .limits = {.turns_max = plan->turns_max},
+        .limits = plan->limits,
+        .keepalive_ms = plan->keepalive_ms,
         .calls_path = calls_path,
         .on_call = on_call,
         .on_exhausted = on_exhausted,
@@ -908,6 +921,8 @@ static void finish(struct life *life)
             write_result(life, &line);
             buf_byte(&line, '\n');
         }
+        OWN(mem) char *owner = mem_format("%s/owner", life->plan->dir);
+        (void)unlink(owner);
         line.size--;
         struct report *report = report_new(life, REPORT_FINAL);
         report->fate = life->result.fate;

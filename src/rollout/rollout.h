@@ -49,7 +49,16 @@ struct rollouts_options {
     uint32_t verify_ms_max;       /* 0: 10 min */
     uint64_t log_bytes_max;       /* 0: 16 MiB; agent.log, events.jsonl, verifier.log each */
     uint64_t artifact_bytes_max;  /* 0: 64 MiB */
-    uint32_t kept_max;            /* 0: 1000; finished rollouts the manager still knows */
+    /* Limits of sandboxes when neither request nor task says; only where the backend has limits. 0:
+     * its own. */
+    uint64_t memory_bytes_max, disk_bytes_max;
+    uint32_t pids_max, cpu_millis;
+    /* Of each rollout's calls; 0: the gateway's own. */
+    uint32_t calls_max, in_flight_max, keepalive_ms;
+    size_t body_bytes_max, answer_bytes_max;
+    const char *owner; /* who runs this manager; kept as `owner` in each folder until it is over.
+                          NULL: none */
+    uint32_t kept_max; /* 0: 1000; finished rollouts the manager still knows */
 };
 
 struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *options,

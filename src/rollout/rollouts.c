@@ -111,6 +111,16 @@ static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_req
     plan->provision_tries_max = options->provision_tries_max;
     plan->log_bytes_max = options->log_bytes_max;
     plan->artifact_bytes_max = options->artifact_bytes_max;
+    plan->fallback.memory_bytes_max = options->memory_bytes_max;
+    plan->fallback.disk_bytes_max = options->disk_bytes_max;
+    plan->fallback.pids_max = options->pids_max;
+    plan->fallback.cpu_millis = options->cpu_millis;
+    plan->limits.calls_max = options->calls_max;
+    plan->limits.turns_max = plan->turns_max;
+    plan->limits.in_flight_max = options->in_flight_max;
+    plan->limits.body_bytes_max = options->body_bytes_max;
+    plan->limits.answer_bytes_max = options->answer_bytes_max;
+    plan->keepalive_ms = options->keepalive_ms;
     plan->queued_wall_ms = clock_wall_ms();
     plan->queued_mono_ms = clock_mono_ms();
     plan->control = rollouts->loop;
@@ -343,6 +353,7 @@ struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *
     rollouts->loop = loop;
     *own = *options;
     own->home = arena_text(&rollouts->arena, str_of(options->home));
+    own->owner = options->owner ? arena_text(&rollouts->arena, str_of(options->owner)) : NULL;
     own->parallel_max = first_of(options->parallel_max, 64, 0);
     own->queued_max = first_of(options->queued_max, 100000, 0);
     own->provision_tries_max = first_of(options->provision_tries_max, 3, 0);
@@ -378,6 +389,18 @@ void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context),
         loop_defer(rollouts->loop, close_when_idle, rollouts);
 }
 
+/* The folder says who looks after the rollout, so that a later start can tell the dead from the
+ * living. */
+static int make_folder(struct rollouts *rollouts, struct plan *plan, struct err *err)
+{
+    if (file_make_dirs(plan->dir, 0755, err) < 0)
+        return -1;
+    if (!rollouts->options.owner)
+        return 0;
+    OWN(mem) char *path = mem_format("%s/owner", plan->dir);
+    return file_write(path, str_of(rollouts->options.owner), 0644, false, err);
+}
+
 int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
                     char id[ID_MAX], struct err *err)
 {
@@ -390,6 +413,10 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
     if (request->mode && gateway_mode_read(request->mode, &mode, err) < 0)
         return -1;
     struct plan *plan = plan_new(rollouts, request, gateway_mode_name(mode));
+    if (make_folder(rollouts, plan, err) < 0) {
+        plan_unref(plan);
+        return -1;
+    }
     struct entry *entry = entry_new(rollouts, plan, request);
     list_append(&rollouts->queue, &entry->queue_link);
     rollouts->counts.queued++;

@@ -29,6 +29,7 @@ struct runtime_batch {
     const char *model;    /* "script:FILE" or "URL#name" */
     const char *mode;     /* NULL: black_box */
     const char *label;    /* NULL: none */
+    const char *root;     /* NULL: the task\'s, else the configured one */
     uint32_t each;        /* rollouts per task */
     uint32_t wall_ms_max; /* 0: as the task says */
     uint32_t turns_max;

@@ -1,0 +1,234 @@
+/* batch.c - `postern run`: a batch of rollouts in this process, from the first sandbox to the last
+ * result.
+ *
+ * What can be known to be wrong (agent, tasks, model, mode) is found before anything is built.
+ * Rollouts are submitted task by task, each `each` times; siblings share a group. SIGINT and
+ * SIGTERM cancel what is left, a second one hurries; every rollout still gets its one final event,
+ * so the summary always adds up. */
+#include "runtime/runtime.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "runtime/internal.h"
+
+#define TICK_MS 100
+
+_Static_assert(COUNT(((struct runtime_sum *)0)->by_fate) >= TRACE_FATES, "one counter per fate");
+
+struct batch;
+
+struct row {
+    struct batch *batch;
+    size_t index;
+    char id[ID_MAX];
+    uint64_t started_mono_ms, stage_mono_ms;
+    enum trace_stage stage;
+};
+
+struct batch {
+    const struct runtime_batch *asked;
+    const struct runtime_show *show;
+    struct runtime_sum *sum;
+    struct machine *machine;
+    struct agent_spec *agent;
+    struct model *model;
+    struct task **tasks;
+    size_t task_count;
+    struct row *rows;
+    struct map by_id;
+    size_t total;
+    struct rollout_watch watch;
+    struct loop_timer tick;
+    unsigned signals;
+};
+
+/* ---------------------------------------------------------------- showing */
+static void on_event(void *context, const struct rollout_event *event)
+{
+    struct batch *batch = context;
+    const struct rollout_view *view = event->view;
+    struct row *row = map_get(&batch->by_id, str_of(view->id));
+    if (!row)
+        return;
+    uint64_t now = clock_mono_ms();
+    if (!row->started_mono_ms && view->started_ms)
+        row->started_mono_ms = row->stage_mono_ms = now;
+    if (row->stage != view->stage) {
+        row->stage = view->stage;
+        row->stage_mono_ms = now;
+    }
+    struct runtime_row shown = {
+        .index = row->index,
+        .id = view->id,
+        .task = view->task,
+        .stage = trace_stage_name(view->stage),
+        .fate = view->final ? trace_fate_name(view->fate) : NULL,
+        .error = view->error,
+        .activity = view->activity,
+        .final = event->kind == ROLLOUT_EVENT_FINAL,
+        .rewarded = view->rewarded,
+        .reward = view->reward,
+        .calls = view->calls,
+        .turns = view->turns,
+        .wall_ms = row->started_mono_ms ? now - row->started_mono_ms : 0,
+        .stage_ms = row->stage_mono_ms ? now - row->stage_mono_ms : 0,
+        .result = view->result,
+    };
+    if (batch->show->on_row)
+        batch->show->on_row(batch->show->context, &shown);
+}
+
+static void on_tick(struct loop_timer *timer)
+{
+    struct batch *batch = timer->context;
+    if (batch->show->on_tick)
+        batch->show->on_tick(batch->show->context);
+    loop_timer_start(batch->machine->loop, &batch->tick, TICK_MS, on_tick, batch);
+}
+
+static void on_note(void *context, const char *text)
+{
+    struct batch *batch = context;
+    if (batch->show->on_note)
+        batch->show->on_note(batch->show->context, text);
+}
+
+/* ---------------------------------------------------------------- running */
+static void on_final(void *context, const struct rollout_view *view)
+{
+    struct row *row = context;
+    struct batch *batch = row->batch;
+    struct runtime_sum *sum = batch->sum;
+    sum->final++;
+    sum->by_fate[view->fate]++;
+    if (view->rewarded) {
+        sum->rewarded++;
+        sum->reward_sum += view->reward;
+    }
+    if (sum->final == batch->total)
+        machine_close(batch->machine);
+}
+
+static void on_signal(void *context, int number)
+{
+    struct batch *batch = context;
+    (void)number;
+    batch->signals++;
+    batch->sum->cancelled = true;
+    if (!batch->machine || batch->machine->closing)
+        return;
+    on_note(batch, batch->signals == 1 ? "cancelling; once more to hurry" : "hurrying");
+    rollouts_cancel_all(batch->machine->rollouts, "cancelled by the user", batch->signals > 1);
+}
+
+static int submit_all(struct batch *batch, const struct config *config, struct err *err)
+{
+    const struct runtime_batch *asked = batch->asked;
+    size_t next = 0;
+    for (size_t i = 0; i < batch->task_count; i++) {
+        char group[ID_MAX];
+        id_make(group, "g");
+        for (uint32_t n = 0; n < asked->each; n++) {
+            struct row *row = &batch->rows[next];
+            *row = (struct row){.batch = batch, .index = next, .stage = TRACE_QUEUED};
+            struct rollout_request request = {
+                .agent = batch->agent,
+                .task = batch->tasks[i],
+                .model = batch->model,
+                .mode = asked->mode,
+                .backend = config->sandbox_backend,
+                .root = asked->root                   ? asked->root
+                        : batch->tasks[i]->root_image ? NULL
+                                                      : config->sandbox_root,
+                .isolation = (int)config->sandbox_isolation,
+                .run = asked->label,
+                .group = group,
+                .index = n,
+                .wall_ms_max = asked->wall_ms_max,
+                .turns_max = asked->turns_max,
+                .on_final = on_final,
+                .context = row,
+            };
+            if (rollouts_submit(batch->machine->rollouts, &request, row->id, err) < 0)
+                return -1;
+            map_put(&batch->by_id, str_of(row->id), row);
+            next++;
+        }
+    }
+    return 0;
+}
+
+static int load(struct batch *batch, const struct config *config, struct err *err)
+{
+    const struct runtime_batch *asked = batch->asked;
+    enum gateway_mode mode;
+    if (asked->mode && gateway_mode_read(asked->mode, &mode, err) < 0)
+        return -1;
+    batch->agent = agent_spec_load(asked->agent, machine_agent_dirs(), err);
+    if (!batch->agent)
+        return -1;
+    for (size_t i = 0; i < asked->task_count; i++) {
+        struct task **more = NULL;
+        size_t count = 0;
+        if (task_load(asked->tasks[i], &more, &count, err) < 0)
+            return -1;
+        batch->tasks = mem_grow(batch->tasks, (batch->task_count + count) * sizeof *batch->tasks);
+        memcpy(batch->tasks + batch->task_count, more, count * sizeof *more);
+        batch->task_count += count;
+        free(more);
+    }
+    batch->model = machine_model(config, asked->model, err);
+    if (!batch->model)
+        return -1;
+    batch->total = batch->task_count * asked->each;
+    if (batch->total > (size_t)config->rollout_queued_max)
+        return err_set(err, ERR_LIMIT, "%zu rollouts are more than rollout.queued-max (%lld)",
+                       batch->total, (long long)config->rollout_queued_max);
+    batch->rows = mem_zero((batch->total + 1) * sizeof *batch->rows);
+    return 0;
+}
+
+static int run(struct batch *batch, const struct config *config, struct err *err)
+{
+    struct machine_options options = {.on_signal = on_signal, .on_note = on_note, .context = batch};
+    batch->machine = machine_open(config, &options, err);
+    if (!batch->machine)
+        return -1;
+    batch->watch = (struct rollout_watch){.on_event = on_event, .context = batch};
+    rollouts_watch(batch->machine->rollouts, &batch->watch);
+    loop_timer_start(batch->machine->loop, &batch->tick, TICK_MS, on_tick, batch);
+    if (batch->show->on_start)
+        batch->show->on_start(batch->show->context, batch->total,
+                              (uint32_t)config->rollout_parallel_max);
+    int result = submit_all(batch, config, err);
+    if (result < 0)
+        machine_close(batch->machine);
+    loop_run(batch->machine->loop);
+    loop_timer_stop(&batch->tick);
+    machine_free(batch->machine);
+    return result;
+}
+
+int runtime_run(const struct config *config, const struct runtime_batch *asked,
+                const struct runtime_show *show, struct runtime_sum *sum, struct err *err)
+{
+    struct batch batch = {.asked = asked, .show = show, .sum = sum};
+    uint64_t began = clock_mono_ms();
+    int result = load(&batch, config, err);
+    if (result == 0) {
+        sum->total = batch.total;
+        result = run(&batch, config, err);
+    }
+    sum->wall_ms = clock_mono_ms() - began;
+    task_list_free(batch.tasks, batch.task_count);
+    model_unref(batch.model);
+    agent_spec_unref(batch.agent);
+    map_deinit(&batch.by_id);
+    free(batch.rows);
+    return result;
+}

@@ -1,0 +1,90 @@
+/* internal.h - private to the runtime room: the machine everything but `exec` runs on.
+ *
+ *     places.c     where programs and data are
+ *     machine.c    the rooms, built and taken down in order
+ *     leftovers.c  what a killed predecessor left
+ *     batch.c      postern run: a batch of rollouts to its end
+ *     serve.c      postern serve
+ *     exec.c       postern exec and shell: no lanes, no store, one sandbox
+ *     stdio.c      this process's standard streams joined to a job
+ *     ask.c        smaller questions */
+#ifndef RUNTIME_INTERNAL_H
+#define RUNTIME_INTERNAL_H
+
+#include "agent/agent.h"
+#include "config/config.h"
+#include "gateway/gateway.h"
+#include "loop/loop.h"
+#include "rollout/rollout.h"
+#include "runtime/runtime.h"
+#include "sandbox/sandbox.h"
+#include "store/store.h"
+#include "task/task.h"
+
+struct machine_lane {
+    struct machine *machine;
+    struct loop *loop;
+    struct sandboxes *sandboxes;
+    struct gateway *gateway;
+    struct err err;
+    size_t destroying;
+};
+
+struct machine {
+    const struct config *config;
+    struct loop *loop; /* control: the thread that opened the machine */
+    struct lanes *lanes;
+    struct store *store;
+    struct machine_lane *rooms;
+    size_t room_count;
+    struct rollouts *rollouts;
+    struct loop_signal signal;
+    void (*on_signal)(void *context, int number);
+    void (*on_note)(void *context, const char *text);
+    void *context;
+    char owner[ID_MAX];
+    int owner_fd; /* locked while this process lives */
+    char *owner_path;
+    size_t closing_lanes;
+    bool closing;
+};
+
+/* Builds everything. The caller then runs machine->loop. `parallel_max` 0: as configured. */
+struct machine_options {
+    uint32_t parallel_max;
+    void (*on_signal)(void *context, int number);     /* SIGINT, SIGTERM */
+    void (*on_note)(void *context, const char *text); /* may be NULL */
+    void *context;
+};
+struct machine *machine_open(const struct config *config, const struct machine_options *options,
+                             struct err *err);
+/* Ends the rollouts, then the sandboxes, then stops the control loop. After loop_run():
+ * machine_free(). */
+void machine_close(struct machine *machine);
+void machine_free(struct machine *machine); /* NULL and half-built ones are fine */
+
+struct sandbox_options machine_sandbox_options(const struct config *config);
+const struct agent_dirs *machine_agent_dirs(void);
+struct model *machine_model(const struct config *config, const char *spec, struct err *err);
+
+/* --- leftovers.c; both before the first rollout is submitted */
+int leftovers_own(struct machine *machine, struct err *err); /* takes the lock others look at */
+void leftovers_mark(struct machine *machine);  /* rollouts of dead processes: infra_failed */
+void leftovers_sweep(struct machine *machine); /* sandboxes of dead processes: destroyed */
+
+/* --- places.c */
+const char *const *places_backend_dirs(size_t *count);
+
+/* --- stdio.c: standard input to a job, its output to ours, with back-pressure both ways */
+struct stdio;
+struct stdio *stdio_new(struct loop *loop, bool terminal, void (*on_broken)(void *context),
+                        void *context);
+void stdio_attach(struct stdio *stdio, struct sandbox_job *job); /* starts reading input */
+void stdio_output(struct stdio *stdio, int stream, struct str data);
+void stdio_drained(struct stdio *stdio); /* the job's input queue ran empty */
+/* on_flushed when all output is written (or cannot be). The job is over. */
+void stdio_finish(struct stdio *stdio, void (*on_flushed)(void *context));
+void stdio_free(struct stdio *stdio); /* restores the terminal */
+bool stdio_size(uint16_t *rows, uint16_t *columns);
+
+#endif

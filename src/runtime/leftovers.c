@@ -1,0 +1,280 @@
+/* leftovers.c - what a killed predecessor left, found and cleared at start.
+ *
+ * Several processes may share a home, so "not finished" alone does not mean dead. Each process
+ * holds a lock on <home>/owners/<its id> while it lives, and each unfinished rollout's folder names
+ * its owner. A rollout whose owner's lock can be taken has nobody left: it comes back as
+ * infra_failed, once. The sandboxes such a process left at the keeper are destroyed; the keeper
+ * knows which have no server. */
+#include "runtime/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "json/json.h"
+
+static void note(struct machine *machine, const char *text)
+{
+    LOG_INFO("runtime", NULL, "%s", text);
+    if (machine->on_note)
+        machine->on_note(machine->context, text);
+}
+
+/* ---------------------------------------------------------------- owners */
+/* False when somebody holds the lock. A file that is gone belongs to nobody. */
+static bool is_dead(const char *home, const char *owner)
+{
+    if (!owner[0] || strchr(owner, '/'))
+        return true;
+    OWN(mem) char *path = mem_format("%s/owners/%s", home, owner);
+    OWN(fd) int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT;
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+        return false;
+    (void)unlink(path);
+    return true;
+}
+
+int leftovers_own(struct machine *machine, struct err *err)
+{
+    OWN(mem) char *dir = mem_format("%s/owners", machine->config->home);
+    if (file_make_dirs(dir, 0755, err) < 0)
+        return -1;
+    id_make(machine->owner, "p");
+    char *path = mem_format("%s/%s", dir, machine->owner);
+    machine->owner_fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (machine->owner_fd < 0) {
+        err_errno(err, "'%s'", path);
+        free(path);
+        return -1;
+    }
+    machine->owner_path = path;
+    if (flock(machine->owner_fd, LOCK_EX | LOCK_NB) < 0)
+        return err_errno(err, "locking '%s'", path);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- rollouts */
+struct dead {
+    char *id, *run, *group, *task, *agent, *model, *mode, *backend, *stage, *dir;
+    uint32_t index;
+    uint64_t queued_ms, started_ms;
+};
+struct dead_list {
+    struct machine *machine;
+    struct dead *rows;
+    size_t count, room;
+    const char *last;
+    size_t seen;
+};
+
+static void dead_free(struct dead *row)
+{
+    char *texts[] = {row->id,    row->run,  row->group,   row->task,  row->agent,
+                     row->model, row->mode, row->backend, row->stage, row->dir};
+    for (size_t i = 0; i < COUNT(texts); i++)
+        free(texts[i]);
+}
+
+static bool owner_is_dead(const char *home, const char *dir)
+{
+    OWN(mem) char *path = mem_format("%s/owner", dir);
+    OWN(buf) struct buf owner = {0};
+    if (file_read(path, ID_MAX, &owner, NULL) < 0)
+        return true;
+    return is_dead(home, buf_text(&owner));
+}
+
+static bool on_row(void *context, const struct store_rollout *row)
+{
+    struct dead_list *list = context;
+    list->seen++;
+    if (row->fate || !row->dir || !owner_is_dead(list->machine->config->home, row->dir))
+        return true;
+    if (list->count == list->room) {
+        list->room = list->room ? list->room * 2 : 16;
+        list->rows = mem_grow(list->rows, list->room * sizeof *list->rows);
+    }
+    list->rows[list->count++] = (struct dead){
+        .id = mem_dup(row->id),
+        .run = mem_dup(row->run),
+        .group = mem_dup(row->group),
+        .task = mem_dup(row->task),
+        .agent = mem_dup(row->agent),
+        .model = mem_dup(row->model),
+        .mode = mem_dup(row->mode),
+        .backend = mem_dup(row->backend),
+        .stage = mem_dup(row->stage),
+        .dir = mem_dup(row->dir),
+        .index = row->index,
+        .queued_ms = row->queued_ms,
+        .started_ms = row->started_ms,
+    };
+    return true;
+}
+
+#define CAUSE "the server that ran it died"
+
+static void write_result(const struct dead *row)
+{
+    OWN(mem) char *path = mem_format("%s/result.json", row->dir);
+    OWN(mem) char *owner = mem_format("%s/owner", row->dir);
+    if (file_exists(path))
+        return;
+    OWN(buf) struct buf text = {0};
+    struct json_writer out = {.out = &text};
+    json_begin_object(&out);
+    json_set_text(&out, "id", row->id);
+    json_set_text(&out, "class", trace_fate_name(TRACE_FATE_INFRA_FAILED));
+    json_set_text(&out, "cause", CAUSE);
+    json_set_text(&out, "rollout_id", row->id);
+    json_set_text(&out, "run", row->run);
+    json_set_text(&out, "group_id", row->group);
+    json_set_int(&out, "index", row->index);
+    json_set_text(&out, "task", row->task);
+    json_set_text(&out, "agent", row->agent);
+    json_set_text(&out, "model", row->model);
+    json_set_text(&out, "mode", row->mode);
+    json_set_text(&out, "backend", row->backend);
+    json_set_text(&out, "fate", trace_fate_name(TRACE_FATE_INFRA_FAILED));
+    json_set_text(&out, "stage", trace_stage_name(TRACE_FAILED));
+    json_set_text(&out, "failed_stage", row->stage);
+    json_set_text(&out, "error_kind", err_meaning(ERR_LOST)->name);
+    json_set_text(&out, "error", CAUSE);
+    json_set_null(&out, "reward");
+    json_end_object(&out);
+    buf_byte(&text, '\n');
+    struct err err = {0};
+    if (file_make_dirs(row->dir, 0755, &err) < 0 ||
+        file_write(path, buf_str(&text), 0644, false, &err) < 0)
+        LOG_WARN("runtime", row->id, "its result could not be written: %s", err.text);
+    (void)unlink(owner);
+}
+
+static void mark(struct machine *machine, const struct dead *row)
+{
+    struct store_rollout over = {
+        .id = row->id,
+        .run = row->run,
+        .group = row->group,
+        .task = row->task,
+        .agent = row->agent,
+        .model = row->model,
+        .mode = row->mode,
+        .backend = row->backend,
+        .stage = trace_stage_name(TRACE_FAILED),
+        .fate = trace_fate_name(TRACE_FATE_INFRA_FAILED),
+        .error = CAUSE,
+        .dir = row->dir,
+        .index = row->index,
+        .prompt_tokens = -1,
+        .completion_tokens = -1,
+        .queued_ms = row->queued_ms,
+        .started_ms = row->started_ms,
+        .done_ms = clock_wall_ms(),
+    };
+    struct err err = {0};
+    write_result(row);
+    if (store_put_rollout(machine->store, NULL, &over, NULL, NULL, &err) < 0)
+        LOG_WARN("runtime", row->id, "could not be marked as failed: %s", err.text);
+}
+
+void leftovers_mark(struct machine *machine)
+{
+    struct dead_list list = {.machine = machine};
+    for (int stage = TRACE_QUEUED; stage < TRACE_DONE; stage++) {
+        OWN(mem) char *before = NULL;
+        do {
+            struct err err = {0};
+            size_t had = list.count;
+            struct store_query query = {.stage = trace_stage_name((enum trace_stage)stage),
+                                        .before = before,
+                                        .limit = 1000};
+            list.seen = 0;
+            if (store_list_rollouts(machine->store, &query, on_row, &list, &err) < 0) {
+                LOG_WARN("runtime", NULL, "looking for rollouts of dead servers: %s", err.text);
+                break;
+            }
+            free(before);
+            before = list.count > had ? mem_dup(list.rows[list.count - 1].id) : NULL;
+        } while (list.seen == 1000 && before);
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        mark(machine, &list.rows[i]);
+        dead_free(&list.rows[i]);
+    }
+    free(list.rows);
+    if (!list.count)
+        return;
+    char text[160];
+    snprintf(text, sizeof text,
+             "%zu unfinished rollout%s of a server that died: marked infra_failed", list.count,
+             list.count == 1 ? "" : "s");
+    note(machine, text);
+}
+
+/* ---------------------------------------------------------------- sandboxes */
+struct swept {
+    struct machine *machine;
+    size_t count;
+};
+
+static void tell_swept(void *argument)
+{
+    struct swept *swept = argument;
+    char text[160];
+    snprintf(text, sizeof text, "%zu sandbox%s of a server that died: destroyed", swept->count,
+             swept->count == 1 ? "" : "es");
+    note(swept->machine, text);
+    free(swept);
+}
+
+static void on_destroyed(void *context, const struct err *err)
+{
+    struct machine_lane *room = context;
+    if (err && err->kind != ERR_NONE)
+        LOG_WARN("runtime", NULL, "a left-over sandbox was not destroyed: %s", err->text);
+    room->destroying--;
+}
+
+static void on_found(void *context, const struct sandbox_found *found, size_t count,
+                     const struct err *err)
+{
+    struct machine_lane *room = context;
+    if (err && err->kind != ERR_NONE) {
+        LOG_WARN("runtime", NULL, "looking for left-over sandboxes: %s", err->text);
+        return;
+    }
+    if (!count)
+        return;
+    room->destroying += count;
+    for (size_t i = 0; i < count; i++) {
+        LOG_INFO("runtime", found[i].id, "left over from %s",
+                 found[i].label ? found[i].label : "?");
+        sandboxes_destroy_found(room->sandboxes, found[i].id, on_destroyed, room);
+    }
+    struct swept *swept = mem_zero(sizeof *swept);
+    *swept = (struct swept){.machine = room->machine, .count = count};
+    loop_post(room->machine->loop, tell_swept, swept);
+}
+
+static void sweep_lane(void *argument)
+{
+    struct machine_lane *room = argument;
+    sandboxes_find(room->sandboxes, on_found, room);
+}
+
+void leftovers_sweep(struct machine *machine)
+{
+    loop_post(machine->rooms[0].loop, sweep_lane, &machine->rooms[0]);
+}
