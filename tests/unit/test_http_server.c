@@ -1,0 +1,909 @@
+/* test_http_server.c - the server through its door, spoken to by raw sockets. */
+#include <malloc.h>
+
+#include "test_http_world.h"
+
+#define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
+#define CRLF "\r\n"
+
+/* --- the parser, as a peer meets it --- */
+
+/* clang-format off */
+static const struct {
+    const char *name;
+    struct str bytes;
+    int status;      /* the first answer's; 0: none */
+    int handled;     /* requests that reached the handler */
+} cases[] = {
+    {"plain", STR(GET("/")), 200, 1},
+    {"query", STR(GET("/?a=b&c=%20")), 200, 1},
+    {"leading empty lines", STR("\r\n\r\n" GET("/")), 200, 1},
+    {"any method", STR("PURGE-1 / HTTP/1.1\r\nHost: x\r\n\r\n"), 200, 1},
+    {"options star", STR("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"), 200, 1},
+    {"absolute form", STR("GET http://other/path HTTP/1.1\r\nHost: other\r\n\r\n"), 200, 1},
+    {"connect", STR("CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n"), 200, 1},
+    {"1.0 without host", STR("GET / HTTP/1.0\r\n\r\n"), 200, 1},
+    {"blanks around a value", STR("GET / HTTP/1.1\r\nHost:  \t x \t\r\n\r\n"), 200, 1},
+    {"empty value", STR("GET / HTTP/1.1\r\nHost: x\r\nA:\r\n\r\n"), 200, 1},
+    {"bytes over 127 in a value", STR("GET / HTTP/1.1\r\nHost: x\r\nA: \xc3\xa9\r\n\r\n"), 200, 1},
+    {"same length twice", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nhi"), 200, 1},
+    {"body by length", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"), 200, 1},
+    {"empty body by length", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"), 200, 1},
+    {"chunks", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n3;a=b\r\nfoo\r\n0\r\n\r\n"), 200, 1},
+    {"chunks, upper case and trailers", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: CHUNKED\r\n\r\nA\r\n0123456789\r\n000\r\nX-T: 1\r\nY:\r\n\r\n"), 200, 1},
+    {"two requests", STR(GET("/") GET("/")), 200, 2},
+
+    {"no host", STR("GET / HTTP/1.1\r\n\r\n"), 400, 0},
+    {"two hosts", STR("GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n"), 400, 0},
+    {"bare LF after the request line", STR("GET / HTTP/1.1\nHost: x\r\n\r\n"), 400, 0},
+    {"bare LF after a header", STR("GET / HTTP/1.1\r\nHost: x\n\r\n"), 400, 0},
+    {"bare LF at the end", STR("GET / HTTP/1.1\r\nHost: x\r\n\n"), 400, 0},
+    {"bare CR in a value", STR("GET / HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n"), 400, 0},
+    {"bare CR in the target", STR("GET /\r HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"NUL in a value", STR("GET / HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n"), 400, 0},
+    {"folded line", STR("GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n"), 400, 0},
+    {"folded first line", STR("GET / HTTP/1.1\r\n Host: x\r\n\r\n"), 400, 0},
+    {"blank before the colon", STR("GET / HTTP/1.1\r\nHost : x\r\n\r\n"), 400, 0},
+    {"no colon", STR("GET / HTTP/1.1\r\nHost: x\r\nnonsense\r\n\r\n"), 400, 0},
+    {"empty name", STR("GET / HTTP/1.1\r\nHost: x\r\n: y\r\n\r\n"), 400, 0},
+    {"odd name", STR("GET / HTTP/1.1\r\nHost: x\r\nA(b): y\r\n\r\n"), 400, 0},
+    {"no target", STR("GET HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"two blanks", STR("GET  / HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"blank in the target", STR("GET /a b HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"relative target", STR("GET path HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"star for get", STR("GET * HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"raw byte in the target", STR("GET /\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"no version", STR("GET /\r\n\r\n"), 400, 0},
+    {"lower-case version", STR("GET / http/1.1\r\nHost: x\r\n\r\n"), 400, 0},
+    {"version 2", STR("GET / HTTP/2.0\r\nHost: x\r\n\r\n"), 505, 0},
+    {"version 1.2", STR("GET / HTTP/1.2\r\nHost: x\r\n\r\n"), 505, 0},
+    {"TLS hello", STR("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), 400, 0},
+    {"both framings", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400, 0},
+    {"both framings, other order", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n"), 400, 0},
+    {"different lengths", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi"), 400, 0},
+    {"list of lengths", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2, 2\r\n\r\nhi"), 400, 0},
+    {"signed length", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: +2\r\n\r\nhi"), 400, 0},
+    {"negative length", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: -2\r\n\r\nhi"), 400, 0},
+    {"hexadecimal length", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0x2\r\n\r\nhi"), 400, 0},
+    {"empty length", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length:\r\n\r\nhi"), 400, 0},
+    {"length past all", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\nhi"), 400, 0},
+    {"length past the limit", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\nhi"), 413, 0},
+    {"unknown coding", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"), 501, 0},
+    {"coding list", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"), 501, 0},
+    {"coding hidden", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n"), 501, 0},
+    {"coding twice", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400, 0},
+    {"coding then identity", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"), 501, 0},
+    {"chunks in 1.0", STR("POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400, 0},
+    {"chunk size with a blank", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2 \r\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"chunk size with 0x", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0x2\r\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"chunk size with a sign", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n+2\r\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"no chunk size", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n\r\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"huge chunk size", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff2\r\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"chunk size ends with LF", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"LF in an extension", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2;a\nhi\r\n0\r\n\r\n"), 400, 1},
+    {"chunk longer than said", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhip\r\n0\r\n\r\n"), 400, 1},
+    {"folded trailer", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n c\r\n\r\n"), 400, 1},
+    {"LF in the trailer", STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\n\r\n"), 400, 1},
+    {"unknown expectation", STR("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: wonders\r\n\r\n"), 417, 0},
+    {"cut head", STR("GET / HTTP/1.1\r\nHost"), 0, 0},
+    {"cut body", STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\nhi"), 0, 1},
+    {"nothing", STR(""), 0, 0},
+};
+/* clang-format on */
+
+static void check_case(size_t i, bool byte_by_byte)
+{
+    int peer = adopted_peer();
+    OWN(buf) struct buf in = {0};
+    requests = 0;
+    if (byte_by_byte) {
+        for (size_t at = 0; at < cases[i].bytes.size; at++) {
+            say(peer, str_make(cases[i].bytes.data + at, 1));
+            loop_once(loop, 0);
+        }
+    } else {
+        say(peer, cases[i].bytes);
+    }
+    shutdown(peer, SHUT_WR);
+    hear_all(peer, &in);
+    close(peer);
+    int status = in.size > 12 ? atoi(in.data + 9) : 0;
+    if (status != cases[i].status || requests != cases[i].handled)
+        test_fail(__FILE__, __LINE__, "%s%s: status %d, not %d; %d handled, not %d", cases[i].name,
+                  byte_by_byte ? ", byte by byte" : "", status, cases[i].status, requests,
+                  cases[i].handled);
+    if (status >= 400 && count_of(buf_str(&in), "{\"error\":{\"message\":\"") != 1)
+        test_fail(__FILE__, __LINE__, "%s: no error body", cases[i].name);
+    if (status >= 400 && count_of(buf_str(&in), "\r\nDate: ") != 1)
+        test_fail(__FILE__, __LINE__, "%s: more than one answer", cases[i].name);
+}
+
+TEST(every_request_gets_the_answer_the_standard_asks_for)
+{
+    open_world((struct http_server_options){0});
+    for (size_t i = 0; i < COUNT(cases); i++)
+        check_case(i, false);
+    close_world();
+}
+
+TEST(it_does_not_matter_how_a_request_is_cut_into_pieces)
+{
+    open_world((struct http_server_options){0});
+    for (size_t i = 0; i < COUNT(cases); i++)
+        check_case(i, true);
+    close_world();
+}
+
+TEST(connect_and_absolute_targets_reach_the_handler_intact)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n"
+                  "Content-Length: 5\r\n\r\nGET / HTTP/1.1\r\n\r\n"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT_TEXT(last_method, "CONNECT");
+    EXPECT_TEXT(last_target, "example.org:443");
+    EXPECT_INT(requests, 1);
+    close(peer);
+    peer = tcp_peer();
+    buf_clear(&in);
+    say(peer, STR("GET http://example.org/a?b HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+    EXPECT(hear_until(peer, &in, "hello"));
+    EXPECT_TEXT(last_target, "http://example.org/a?b");
+    close(peer);
+    close_world();
+}
+
+/* --- connections --- */
+
+TEST(a_connection_serves_one_request_after_another)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    for (int i = 0; i < 50; i++) {
+        buf_clear(&in);
+        say(peer, STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"));
+        EXPECT(hear_until(peer, &in, "\r\n\r\nabcde"));
+    }
+    EXPECT_INT(requests, 50);
+    EXPECT_INT(http_server_connections(server), 1);
+    EXPECT(count_of(buf_str(&in), "Content-Length: 5\r\n") == 1);
+    EXPECT(count_of(buf_str(&in), "Date: ") == 1);
+    close(peer);
+    WAIT(http_server_connections(server) == 0);
+    close_world();
+}
+
+TEST(connection_close_and_http_1_0_end_the_connection_cleanly)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("GET / HTTP/1.1\r\nHost: x\r\nConnection: Close\r\n\r\n"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT_INT(count_of(buf_str(&in), "Connection: close\r\n"), 1);
+    close(peer);
+    peer = tcp_peer();
+    say(peer, STR("GET /chunks HTTP/1.0\r\n\r\n"));
+    buf_clear(&in);
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT(str_ends(buf_str(&in), STR("\r\n\r\none two")));
+    close(peer);
+    peer = tcp_peer();
+    buf_clear(&in);
+    for (int i = 0; i < 2; i++)
+        say(peer, STR("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"));
+    WAIT(hear(peer, &in) && count_of(buf_str(&in), "hello") == 2);
+    EXPECT_INT(count_of(buf_str(&in), "Connection: keep-alive"), 2);
+    close(peer);
+    close_world();
+}
+
+TEST(pipelined_requests_are_handed_out_one_at_a_time_and_answered_in_order)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold") GET("/chunks") "POST /echo HTTP/1.1\r\nHost: x\r\n"
+                                              "Content-Length: 4\r\n\r\nlast" GET("/empty")));
+    WAIT(held);
+    for (int i = 0; i < 5; i++)
+        loop_once(loop, 1);
+    EXPECT_INT(requests, 1);
+    EXPECT_INT(hear(peer, &in), 0);
+    http_respond(held, 200, NULL, 0, STR("first"));
+    EXPECT_INT(requests, 1); /* never from inside the call */
+    EXPECT(hear_until(peer, &in, "204 No Content"));
+    EXPECT_INT(requests, 4);
+    long first = str_find(buf_str(&in), STR("first")), second = str_find(buf_str(&in), STR("one ")),
+         third = str_find(buf_str(&in), STR("last"));
+    EXPECT(0 < first && first < second && second < third);
+    close(peer);
+    close_world();
+}
+
+TEST(a_peer_that_sends_ahead_is_stopped)
+{
+    open_world((struct http_server_options){0});
+    int peer = adopted_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    char junk[4096];
+    memset(junk, 'x', sizeof junk);
+    size_t all = 0;
+    for (int quiet = 0; quiet < 20;) {
+        ssize_t sent = send(peer, junk, sizeof junk, MSG_NOSIGNAL);
+        quiet = sent > 0 ? 0 : quiet + 1;
+        all += sent > 0 ? (size_t)sent : 0;
+        loop_once(loop, 0);
+        EXPECT(all < (size_t)4 << 20);
+    }
+    EXPECT_INT(gone, 0);
+    close(peer);
+    http_exchange_reset(held);
+    close_world();
+}
+
+/* --- bodies and answers --- */
+
+TEST(large_bodies_make_the_round_trip)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    OWN(buf) struct buf body = {0};
+    for (int i = 0; i < 300000; i++)
+        buf_format(&body, "%d,", i);
+    int peer = tcp_peer();
+    OWN(buf) struct buf out = {0};
+    buf_format(&out, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", body.size);
+    buf_str_append(&out, buf_str(&body));
+    say(peer, buf_str(&out));
+    buf_clear(&out);
+    EXPECT(hear_until(peer, &in, "299999,"));
+    EXPECT(str_ends(buf_str(&in), buf_str(&body)));
+    buf_clear(&in);
+    buf_format(&out, "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (size_t at = 0; at < body.size; at += 777) {
+        struct str piece = str_upto(str_from(buf_str(&body), at), 777);
+        buf_format(&out, "%zx\r\n%.*s\r\n", piece.size, STR_ARGS(piece));
+    }
+    buf_format(&out, "0\r\n\r\n");
+    say(peer, buf_str(&out));
+    EXPECT(hear_until(peer, &in, "299999,"));
+    EXPECT(str_ends(buf_str(&in), buf_str(&body)));
+    close(peer);
+    close_world();
+}
+
+TEST(an_answer_in_chunks_is_framed_and_head_and_204_have_no_body)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR(GET("/chunks")));
+    EXPECT(hear_until(peer, &in, "\r\n\r\n4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n"));
+    EXPECT_INT(count_of(buf_str(&in), "Transfer-Encoding: chunked\r\n"), 1);
+    buf_clear(&in);
+    say(peer, STR("HEAD /chunks HTTP/1.1\r\nHost: x\r\n\r\nHEAD / HTTP/1.1\r\nHost: x\r\n\r\n" GET(
+                  "/empty") GET("/")));
+    EXPECT(hear_until(peer, &in, "hello"));
+    EXPECT_INT(count_of(buf_str(&in), "hello"), 1);
+    EXPECT_INT(count_of(buf_str(&in), "one"), 0);
+    EXPECT_INT(count_of(buf_str(&in), "Content-Length: 5\r\n"), 2);
+    EXPECT_INT(count_of(buf_str(&in), "Content-Length: 0\r\n"), 0);
+    close(peer);
+    close_world();
+}
+
+TEST(header_fields_of_a_handler_cannot_break_the_head)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR(GET("/headers")));
+    EXPECT(hear_until(peer, &in, "\r\n\r\nok"));
+    EXPECT_INT(count_of(buf_str(&in), "X-Good: yes\r\n"), 1);
+    EXPECT_INT(count_of(buf_str(&in), "\r\nX-Injected"), 0);
+    EXPECT_INT(count_of(buf_str(&in), "Bad Name"), 0);
+    EXPECT_INT(count_of(buf_str(&in), "999"), 0);
+    EXPECT_INT(count_of(buf_str(&in), "upgrade"), 0);
+    close(peer);
+    close_world();
+}
+
+TEST(a_client_that_expects_100_continue_gets_it_when_the_body_is_wanted)
+{
+    open_world((struct http_server_options){.body_bytes_max = 100});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n"
+                  "\r\n"));
+    EXPECT(hear_until(peer, &in, "HTTP/1.1 100 Continue\r\n\r\n"));
+    say(peer, STR("abc"));
+    EXPECT(hear_until(peer, &in, "\r\n\r\nabc"));
+    buf_clear(&in);
+    /* Not wanted: the answer comes at once, and the connection ends, for the body may never come.
+     */
+    say(peer, STR("POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n"
+                  "\r\n"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT_INT(count_of(buf_str(&in), "100 Continue"), 0);
+    EXPECT_INT(count_of(buf_str(&in), "Connection: close"), 1);
+    close(peer);
+    peer = tcp_peer();
+    buf_clear(&in);
+    say(peer, STR("POST /echo-small HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                  "Content-Length: 30\r\n\r\n"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 413 ")));
+    EXPECT(errors == 1 && last_error == ERR_LIMIT);
+    close(peer);
+    close_world();
+}
+
+TEST(a_body_nobody_asked_for_is_read_over_when_it_is_small)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nGET /x" GET("/echo")));
+    WAIT(requests == 2);
+    EXPECT_TEXT(last_target, "/echo");
+    close(peer);
+    peer = tcp_peer();
+    say(peer, STR("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\nabc"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT_INT(count_of(buf_str(&in), "Connection: close"), 1);
+    close(peer);
+    close_world();
+}
+
+TEST(a_streamed_upload_stops_while_paused_and_goes_on_afterwards)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = adopted_peer();
+    say(peer, STR("POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"));
+    WAIT(held);
+    http_exchange_pause(held);
+    static char piece[2000000];
+    memset(piece, 'u', sizeof piece);
+    size_t at = 0;
+    for (int quiet = 0; quiet < 20;) {
+        ssize_t sent = send(peer, piece + at, sizeof piece - at, MSG_NOSIGNAL);
+        quiet = sent > 0 ? 0 : quiet + 1;
+        at += sent > 0 ? (size_t)sent : 0;
+        loop_once(loop, 0);
+    }
+    EXPECT(at < sizeof piece);
+    EXPECT_INT(streamed.size, 0);
+    http_exchange_resume(held);
+    EXPECT_INT(streamed.size, 0);
+    say(peer, str_make(piece + at, sizeof piece - at));
+    EXPECT(hear_until(peer, &in, "stored"));
+    EXPECT(streamed_end && streamed.size == sizeof piece);
+    close(peer);
+    close_world();
+}
+
+TEST(a_broken_off_upload_is_reported_once_and_only_there)
+{
+    open_world((struct http_server_options){0});
+    int peer = tcp_peer();
+    say(peer, STR("POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"));
+    WAIT(streamed.size == 3);
+    http_exchange_notify(held, 0, NULL, on_gone, NULL);
+    close(peer);
+    WAIT(errors == 1);
+    EXPECT(last_error == ERR_LOST && gone == 0);
+    WAIT(http_server_connections(server) == 0);
+    close_world();
+}
+
+/* --- limits --- */
+
+TEST(heads_have_a_maximum)
+{
+    open_world((struct http_server_options){.head_bytes_max = 1000});
+    static char many[2000];
+    memset(many, 'a', sizeof many);
+    struct {
+        const char *before;
+        const char *status;
+    } rows[] = {{"GET /", "HTTP/1.1 414 "},
+                {"GET / HTTP/1.1\r\nHost: x\r\nA: ", "HTTP/1.1 431 "},
+                {"", "HTTP/1.1 414 "}};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(buf) struct buf in = {0};
+        int peer = tcp_peer();
+        say(peer, str_of(rows[i].before));
+        say(peer, str_make(many, sizeof many));
+        EXPECT_INT(hear_all(peer, &in), -2 + 1);
+        EXPECT(str_starts(buf_str(&in), str_of(rows[i].status)));
+        close(peer);
+    }
+    OWN(buf) struct buf in = {0};
+    OWN(buf) struct buf out = {0};
+    buf_format(&out, "GET / HTTP/1.1\r\nHost: x\r\n");
+    for (int i = 0; i < 128; i++)
+        buf_format(&out, "a:\r\n");
+    buf_format(&out, "\r\n");
+    int peer = tcp_peer();
+    say(peer, buf_str(&out));
+    EXPECT(hear_until(peer, &in, "HTTP/1.1 431 "));
+    close(peer);
+    EXPECT_INT(requests, 0);
+    close_world();
+}
+
+TEST(bodies_have_a_maximum_by_length_and_by_chunks)
+{
+    open_world((struct http_server_options){.body_bytes_max = 100});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n"));
+    EXPECT(hear_until(peer, &in, "413 Content Too Large"));
+    EXPECT_INT(requests, 0);
+    close(peer);
+    peer = tcp_peer();
+    buf_clear(&in);
+    say(peer, STR("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n"));
+    for (int i = 0; i < 64; i++)
+        say(peer, STR("c"));
+    say(peer, STR("\r\n40\r\n"));
+    for (int i = 0; i < 64; i++)
+        say(peer, STR("c"));
+    EXPECT(hear_until(peer, &in, "413 Content Too Large"));
+    EXPECT(requests == 1 && errors == 1 && last_error == ERR_LIMIT);
+    close(peer);
+    peer = tcp_peer();
+    buf_clear(&in);
+    say(peer, STR("POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfff\r\n"));
+    for (int i = 0; i < 128; i++)
+        say(peer, STR("c"));
+    EXPECT(hear_until(peer, &in, "413 Content Too Large"));
+    EXPECT(errors == 2 && last_error == ERR_LIMIT);
+    close(peer);
+    close_world();
+}
+
+TEST(a_client_that_still_sends_reads_the_refusal_all_the_same)
+{
+    open_world((struct http_server_options){.body_bytes_max = 100});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"));
+    static char body[1000000];
+    say(peer, str_make(body, sizeof body));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 413 ")));
+    close(peer);
+    close_world();
+}
+
+TEST(connections_have_a_maximum)
+{
+    open_world((struct http_server_options){.connections_max = 2});
+    OWN(buf) struct buf in = {0};
+    int first = tcp_peer(), second = tcp_peer();
+    WAIT(http_server_connections(server) == 2);
+    int third = tcp_peer();
+    EXPECT(hear_until(third, &in, "503 Service Unavailable"));
+    close(third);
+    close(first);
+    WAIT(http_server_connections(server) == 1);
+    third = tcp_peer();
+    buf_clear(&in);
+    say(third, STR(GET("/")));
+    EXPECT(hear_until(third, &in, "hello"));
+    close(third);
+    close(second);
+    close_world();
+}
+
+/* --- waiting --- */
+
+TEST(a_head_that_does_not_come_is_answered_408)
+{
+    open_world((struct http_server_options){.head_ms_max = 30});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("GET / HT"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 408 ")));
+    close(peer);
+    close_world();
+}
+
+TEST(an_idle_connection_is_closed_without_a_word)
+{
+    open_world((struct http_server_options){.keepalive_ms_max = 30});
+    OWN(buf) struct buf in = {0};
+    int silent = tcp_peer(), used = tcp_peer();
+    EXPECT_INT(hear_all(silent, &in), -1);
+    EXPECT_INT(in.size, 0);
+    close(silent);
+    close(used);
+    used = tcp_peer();
+    say(used, STR(GET("/")));
+    EXPECT_INT(hear_all(used, &in), -1);
+    EXPECT_INT(count_of(buf_str(&in), "HTTP/1.1"), 1);
+    close(used);
+    close_world();
+}
+
+TEST(a_body_that_stops_coming_is_answered_408)
+{
+    open_world((struct http_server_options){.body_idle_ms_max = 30});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"));
+    EXPECT_INT(hear_all(peer, &in), -1);
+    EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 408 ")));
+    EXPECT(errors == 1 && last_error == ERR_TIMEOUT);
+    close(peer);
+    close_world();
+}
+
+TEST(a_held_request_outlives_all_those_deadlines)
+{
+    open_world((struct http_server_options){.head_ms_max = 20,
+                                            .keepalive_ms_max = 20,
+                                            .body_idle_ms_max = 20,
+                                            .write_idle_ms_max = 20});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    uint64_t start = loop_now_ms(loop);
+    WAIT(loop_now_ms(loop) > start + 100);
+    EXPECT(held && gone == 0);
+    http_respond(held, 200, NULL, 0, STR("at last"));
+    EXPECT(hear_until(peer, &in, "at last"));
+    close(peer);
+    close_world();
+}
+
+TEST(a_reader_without_progress_is_cut_off)
+{
+    open_world((struct http_server_options){.write_idle_ms_max = 50});
+    OWN(buf) struct buf in = {0};
+    int peer = adopted_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    static char piece[100000];
+    while (http_respond_write(held, str_make(piece, sizeof piece)) == 0)
+        ;
+    WAIT(gone == 1);
+    WAIT(http_server_connections(server) == 0);
+    close(peer);
+    close_world();
+}
+
+/* --- back-pressure --- */
+
+TEST(a_slow_reader_is_waited_for_and_memory_stays_bounded)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    static char piece[65536];
+    for (size_t i = 0; i < sizeof piece; i++)
+        piece[i] = (char)('a' + i % 26);
+    size_t written = 0, total = (size_t)20 << 20, queued = 0, queued_max = 0, got = 0;
+    while (written < total) {
+        if (queued < 1000) {
+            queued = http_respond_write(held, str_make(piece, sizeof piece));
+            written += sizeof piece;
+            EXPECT_INT(queued, http_respond_queued(held));
+        } else {
+            int before = drained;
+            while (drained == before) {
+                hear(peer, &in);
+                got += in.size;
+                buf_clear(&in);
+                loop_once(loop, 1);
+            }
+            EXPECT(http_respond_queued(held) < 1000);
+            queued = 0;
+        }
+        queued_max = queued > queued_max ? queued : queued_max;
+    }
+    EXPECT(drained > 0 && queued_max <= sizeof piece + 1000);
+    http_respond_end(held);
+    while (!str_ends(buf_str(&in), STR("\r\n0\r\n\r\n"))) {
+        got += in.size;
+        buf_clear(&in);
+        EXPECT(hear(peer, &in) >= 0);
+        loop_once(loop, 1);
+    }
+    got += in.size;
+    EXPECT(got > total && got < total + total / 50);
+    close(peer);
+    close_world();
+}
+
+TEST(a_writer_that_ignores_back_pressure_is_cut_off)
+{
+    open_world((struct http_server_options){.queue_bytes_max = 1 << 20});
+    int peer = adopted_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    static char piece[65536];
+    for (int i = 0; i < 100; i++) {
+        EXPECT(http_respond_write(held, str_make(piece, sizeof piece)) < 2 << 20);
+        EXPECT_INT(gone, 0);
+    }
+    WAIT(gone == 1);
+    close(peer);
+    close_world();
+}
+
+/* --- ends --- */
+
+TEST(a_large_answer_is_sent_whole_to_a_peer_that_reads_late)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    shutdown(peer, SHUT_WR); /* half-closed, but it still reads */
+    WAIT(requests == 1);
+    for (int i = 0; i < 10; i++)
+        loop_once(loop, 1);
+    EXPECT_INT(hear_all(peer, &in), -1);
+    long body = str_find(buf_str(&in), STR("\r\n\r\n"));
+    EXPECT_INT(in.size - (size_t)body - 4, 8 << 20);
+    close(peer);
+    close_world();
+}
+
+TEST(a_reset_looks_like_a_reset_and_never_like_an_end)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    http_respond_write(held, STR("some"));
+    EXPECT(hear_until(peer, &in, "some"));
+    http_exchange_reset(held);
+    EXPECT_INT(hear_all(peer, &in), -2);
+    EXPECT_INT(gone, 0);
+    close(peer);
+    WAIT(http_server_connections(server) == 0);
+    close_world();
+}
+
+TEST(the_handler_learns_that_its_client_went_away)
+{
+    open_world((struct http_server_options){0});
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    close(peer);
+    WAIT(gone == 1);
+    WAIT(http_server_connections(server) == 0);
+    /* The same while the answer streams. */
+    peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    http_respond_write(held, STR("some"));
+    loop_once(loop, 1);
+    close(peer);
+    WAIT(gone == 2);
+    close_world();
+}
+
+TEST(writing_to_a_client_that_is_gone_reports_it_later_not_from_inside)
+{
+    open_world((struct http_server_options){0});
+    int peer = adopted_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    close(peer);
+    struct http_exchange *exchange = held;
+    http_respond_begin(exchange, 200, NULL, 0);
+    for (int i = 0; i < 3; i++)
+        http_respond_write(exchange, STR("some"));
+    EXPECT_INT(gone, 0);
+    WAIT(gone == 1);
+    close_world();
+}
+
+TEST(after_the_answer_nobody_is_told_of_a_client_that_left)
+{
+    open_world((struct http_server_options){0});
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond(held, 200, NULL, 0, STR("done"));
+    close(peer);
+    WAIT(http_server_connections(server) == 0);
+    EXPECT_INT(gone, 0);
+    close_world();
+}
+
+TEST(a_handler_that_cannot_be_told_may_still_answer_into_the_void)
+{
+    open_world((struct http_server_options){0});
+    for (int how = 0; how < 5; how++) {
+        int peer = tcp_peer();
+        held = NULL;
+        say(peer, STR(GET("/mute")));
+        WAIT(held);
+        close(peer);
+        for (int i = 0; i < 5; i++)
+            loop_once(loop, 1);
+        EXPECT_STR(http_exchange_path(held), STR("/mute"));
+        struct http_exchange *exchange = held;
+        if (how == 0) {
+            http_respond(exchange, 200, NULL, 0, STR("nobody hears"));
+        } else if (how == 1) {
+            http_respond_begin(exchange, 200, NULL, 0);
+            http_respond_write(exchange, STR("nobody hears"));
+            http_respond_end(exchange);
+        } else if (how == 2) {
+            http_exchange_reset(exchange);
+        } else if (how == 3) {
+            http_exchange_notify(exchange, 0, NULL, on_gone, NULL);
+            EXPECT_INT(gone, 0);
+            WAIT(gone == 1);
+        } else {
+            http_exchange_collect(exchange, 0, echo_body, NULL);
+            EXPECT_INT(errors, 0);
+            WAIT(errors == 1);
+        }
+        WAIT(http_server_connections(server) == 0);
+    }
+    close_world();
+}
+
+TEST(a_closing_server_ends_idle_connections_and_lets_busy_ones_finish)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int idle = tcp_peer(), busy = tcp_peer();
+    say(idle, STR(GET("/")));
+    EXPECT(hear_until(idle, &in, "hello"));
+    say(busy, STR(GET("/hold")));
+    WAIT(held);
+    http_server_close(server, 10000, on_closed, NULL);
+    EXPECT_INT(hear_all(idle, &in), -1);
+    EXPECT_INT(closed, 0);
+    buf_clear(&in);
+    http_respond(held, 200, NULL, 0, STR("last words"));
+    EXPECT_INT(hear_all(busy, &in), -1);
+    EXPECT(str_ends(buf_str(&in), STR("last words")));
+    EXPECT_INT(count_of(buf_str(&in), "Connection: close"), 1);
+    WAIT(closed == 1);
+    close(idle);
+    close(busy);
+    loop_free(loop);
+}
+
+TEST(when_the_grace_is_over_busy_connections_are_reset)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int told = tcp_peer(), mute = tcp_peer();
+    say(told, STR(GET("/hold")));
+    WAIT(held);
+    say(mute, STR(GET("/mute")));
+    WAIT(requests == 2);
+    struct http_exchange *exchange = held;
+    http_server_close(server, 30, on_closed, NULL);
+    EXPECT_INT(hear_all(told, &in), -2);
+    EXPECT_INT(hear_all(mute, &in), -2);
+    EXPECT_INT(gone, 1);
+    WAIT(closed == 1);
+    http_respond(exchange, 200, NULL, 0, STR("too late")); /* outlives the server */
+    loop_once(loop, 0);
+    close(told);
+    close(mute);
+    loop_free(loop);
+}
+
+TEST(a_loop_may_be_freed_right_after_its_server_was_closed)
+{
+    open_world((struct http_server_options){0});
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_server_close(server, 0, on_closed, NULL);
+    EXPECT_INT(closed, 0);
+    loop_free(loop);
+    EXPECT_INT(closed, 1);
+    EXPECT_INT(gone, 1);
+    close(peer);
+}
+
+/* --- places to listen --- */
+
+TEST(a_unix_socket_has_its_mode_replaces_a_stale_one_and_is_removed)
+{
+    open_world((struct http_server_options){0});
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/test-http-%d.sock", (int)getpid());
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    strcpy(at.sun_path, path);
+    int stale = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT(bind(stale, (struct sockaddr *)&at, sizeof at) == 0);
+    close(stale);
+    struct err err = {0};
+    EXPECT(http_server_listen_unix(server, path, 0600, &err) == 0);
+    struct stat info;
+    EXPECT(stat(path, &info) == 0 && (info.st_mode & 0777) == 0600);
+    EXPECT(http_server_listen_unix(server, path, 0600, &err) < 0); /* it is alive */
+    EXPECT(err.kind != ERR_NONE);
+    int peer = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    EXPECT(connect(peer, (struct sockaddr *)&at, sizeof at) == 0);
+    OWN(buf) struct buf in = {0};
+    say(peer, STR(GET("/")));
+    EXPECT(hear_until(peer, &in, "hello"));
+    close(peer);
+    close_world();
+    EXPECT(stat(path, &info) < 0);
+}
+
+TEST(an_address_that_cannot_be_listened_on_is_an_error)
+{
+    open_world((struct http_server_options){0});
+    struct err err = {0};
+    EXPECT(http_server_listen_tcp(server, "nonsense", 0, NULL, &err) < 0 && err.kind == ERR_INPUT);
+    EXPECT(http_server_listen_tcp(server, "127.0.0.1", port, NULL, &err) < 0);
+    EXPECT(str_find(str_of(err.text), STR("in use")) > 0);
+    char path[200];
+    memset(path, 'a', sizeof path);
+    path[199] = '\0';
+    EXPECT(http_server_listen_unix(server, path, 0600, &err) < 0 && err.kind == ERR_INPUT);
+    close_world();
+}
+
+TEST(an_idle_or_held_connection_is_small)
+{
+#ifdef __SANITIZE_ADDRESS__
+    SKIP("memory is not measurable with ASan");
+#elif defined(__SANITIZE_THREAD__)
+    SKIP("memory is not measurable with TSan");
+#else
+    open_world((struct http_server_options){0});
+    enum { PEERS = 200 };
+    static int peers[PEERS];
+    OWN(buf) struct buf in = {0};
+    peers[0] = adopted_peer();
+    say(peers[0], STR(GET("/")));
+    EXPECT(hear_until(peers[0], &in, "hello"));
+    size_t before = mallinfo2().uordblks;
+    for (int i = 1; i < PEERS; i++) {
+        peers[i] = adopted_peer();
+        say(peers[i], STR(GET("/")));
+        buf_clear(&in);
+        EXPECT(hear_until(peers[i], &in, "hello"));
+    }
+    size_t idle = (mallinfo2().uordblks - before) / PEERS;
+    for (int i = 1; i < PEERS; i++)
+        say(peers[i],
+            STR("POST /mute HTTP/1.1\r\nHost: localhost:13131\r\nUser-Agent: agent/1.0\r\n"
+                "Accept: application/json\r\nContent-Type: application/json\r\n"
+                "Authorization: Bearer dummy-key\r\nAccept-Encoding: gzip, deflate\r\n\r\n"));
+    WAIT(requests == 2 * PEERS - 1);
+    size_t busy = (mallinfo2().uordblks - before) / PEERS;
+    fprintf(stderr, "  %zu bytes idle, %zu held\n", idle, busy);
+    EXPECT(idle < 1000);
+    EXPECT(busy < 1800);
+    for (int i = 0; i < PEERS; i++)
+        close(peers[i]);
+    http_server_close(server, 0, on_closed, NULL);
+    WAIT(closed);
+#endif
+}
