@@ -46,7 +46,7 @@ void dialect_reader_free(struct dialect_reader *reader)
 {
     if (!reader)
         return;
-    sse_deinit(&reader->sse);
+    dialect_sse_deinit(&reader->sse);
     buf_deinit(&reader->body);
     json_doc_deinit(&reader->doc);
     buf_deinit(&reader->stripped);
@@ -140,9 +140,9 @@ int dialect_reader_feed(struct dialect_reader *reader, struct str bytes, struct 
         buf_str_append(&reader->body, bytes);
         return 0;
     }
-    sse_feed(&reader->sse, bytes);
+    dialect_sse_feed(&reader->sse, bytes);
     struct sse_event event;
-    while (sse_next(&reader->sse, false, &event))
+    while (dialect_sse_next(&reader->sse, false, &event))
         if (take_event(reader, &event, err) < 0)
             return -1;
     if (reader->sse.pending.size > reader->options.event_bytes_max)
@@ -180,7 +180,7 @@ static int take_body(struct dialect_reader *reader, struct err *err)
 static int take_rest(struct dialect_reader *reader, struct err *err)
 {
     struct sse_event event;
-    while (sse_next(&reader->sse, true, &event)) {
+    while (dialect_sse_next(&reader->sse, true, &event)) {
         struct err ignored = {0};
         bool marker = reader->dialect->end_marker &&
                       str_is(str_trim(event.data), reader->dialect->end_marker);

@@ -3,7 +3,7 @@
  * for what follows, so that the cutting of the bytes never matters. */
 #include "dialect/sse.h"
 
-void sse_deinit(struct sse *sse)
+void dialect_sse_deinit(struct sse *sse)
 {
     buf_deinit(&sse->pending);
     buf_deinit(&sse->name);
@@ -11,7 +11,7 @@ void sse_deinit(struct sse *sse)
     *sse = (struct sse){0};
 }
 
-void sse_feed(struct sse *sse, struct str bytes)
+void dialect_sse_feed(struct sse *sse, struct str bytes)
 {
     buf_str_append(&sse->pending, bytes);
 }
@@ -82,7 +82,7 @@ static bool hand_out(struct sse *sse, struct sse_event *out)
     return true;
 }
 
-bool sse_next(struct sse *sse, bool last, struct sse_event *out)
+bool dialect_sse_next(struct sse *sse, bool last, struct sse_event *out)
 {
     drop_finished(sse);
     struct str line;

@@ -19,10 +19,10 @@ struct sse {
     bool has_data, begun;
 };
 
-void sse_deinit(struct sse *sse);
-void sse_feed(struct sse *sse, struct str bytes);
+void dialect_sse_deinit(struct sse *sse);
+void dialect_sse_feed(struct sse *sse, struct str bytes);
 /* The next whole event, valid until the next call. With `last` set, what is left counts as a whole
  * event. */
-bool sse_next(struct sse *sse, bool last, struct sse_event *out);
+bool dialect_sse_next(struct sse *sse, bool last, struct sse_event *out);
 
 #endif
