@@ -263,6 +263,19 @@ static int run_read(int argc, char **argv)
     return escaped("%s can be read", argv[1]);
 }
 
+static int run_show(int argc, char **argv)
+{
+    if (argc < 2)
+        return unclear("usage: show PATH");
+    int fd = open(argv[1], O_RDONLY | O_CLOEXEC);
+    char data[4096];
+    ssize_t size = -1;
+    while (fd >= 0 && (size = read(fd, data, sizeof data)) > 0)
+        if (write(1, data, (size_t)size) != size)
+            return 1;
+    return size < 0 ? unclear("%s: %s", argv[1], strerror(errno)) : 0;
+}
+
 static int run_write(int argc, char **argv)
 {
     if (argc < 2)
@@ -270,7 +283,7 @@ static int run_write(int argc, char **argv)
     return judge(argv[1], open(argv[1], O_WRONLY | O_CLOEXEC));
 }
 
-static int run_pivot(int argc, char **argv)
+static int run_cwd(int argc, char **argv)
 {
     if (argc < 2)
         return unclear("usage: cwd PATH");
@@ -295,7 +308,8 @@ const struct probe probes_proc[] = {
     {"connect", "IPV4 PORT", run_connect},
     {"interfaces", "network interfaces besides lo", run_interfaces},
     {"read", "PATH is there something to read?", run_read},
+    {"show", "PATH copies a file to stdout", run_show},
     {"write", "PATH can it be opened for writing?", run_write},
-    {"cwd", "PATH can it be entered?", run_pivot},
+    {"cwd", "PATH can it be entered?", run_cwd},
     {0},
 };

@@ -1,0 +1,310 @@
+"""What the system tests share: starting the program, the probe, and a census of what a sandbox can leave.
+
+The program is the one named by POSTERN, else <repository>/build/postern. Every test gets a home of its
+own below /tmp with a short name (unix sockets have short paths). Nothing here waits a fixed time: `until`
+waits for a condition, with a deadline that only a broken program reaches.
+"""
+
+import base64
+import fcntl
+import gzip
+import json
+import os
+import pathlib
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import termios
+import time
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("POSTERN", str(REPOSITORY / "build" / "postern"))
+PROGRAM_DIR = pathlib.Path(PROGRAM).resolve().parent
+
+REFUSED, ESCAPED, UNCLEAR = 0, 10, 20
+
+# One place for exit codes: docs/cli.md lists them, src/base/err.c holds them.
+EXIT_INPUT, EXIT_NOT_FOUND, EXIT_DENIED, EXIT_UNSUPPORTED = 2, 3, 5, 6
+EXIT_CAPACITY, EXIT_DISK_FULL, EXIT_SYSTEM = 9, 12, 13
+EXIT_TIMEOUT, EXIT_CANCELLED, EXIT_OOM, EXIT_NO_PROGRAM = 124, 130, 137, 127
+
+
+def must(reason):
+    """Skips with a reason; with MUST_WORK=1, as in CI, a skip is a failure."""
+    if os.environ.get("MUST_WORK") == "1":
+        pytest.fail(f"cannot be tried here: {reason}")
+    pytest.skip(reason)
+
+
+def until(condition, seconds=20, what="a condition"):
+    """Waits until condition() is true and returns its value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds} s for {what}")
+        time.sleep(0.02)
+
+
+class Done:
+    """A finished command: code as a shell says it, out and err as bytes."""
+
+    def __init__(self, argv, code, out, err):
+        self.argv, self.code, self.out, self.err = argv, code, out, err
+
+    @property
+    def text(self):
+        return self.out.decode("utf-8", "replace")
+
+    @property
+    def error(self):
+        return self.err.decode("utf-8", "replace")
+
+    def lines(self):
+        return self.text.splitlines()
+
+    def __repr__(self):
+        def cut(data):
+            return data[-1500:].decode("utf-8", "replace")
+
+        argv = [a if len(a) < 200 else a[:60] + "..." for a in map(str, self.argv)]
+        return f"\n$ {' '.join(argv)}\n-> {self.code}\nstdout: {cut(self.out)}\nstderr: {cut(self.err)}"
+
+
+def command(argv, stdin=None, seconds=60, **options):
+    """Runs a command of any kind to its end. A hang is a failure of the test, and the command is killed."""
+    given = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
+    process = subprocess.run(
+        [str(a) for a in argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=seconds, **given, **options)
+    code = process.returncode
+    return Done(argv, code if code >= 0 else 128 - code, process.stdout, process.stderr)
+
+
+def short_dir(prefix):
+    return pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+
+
+class Postern:
+    """The program with a home of its own."""
+
+    def __init__(self, home, flags=()):
+        self.home = pathlib.Path(home)
+        self.flags = list(flags)  # for every sandbox: --isolation ... where the machine has no cgroups
+
+    def environment(self, extra=None):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("POSTERN_")}
+        env["POSTERN_HOME"] = str(self.home)
+        env.update(extra or {})
+        return env
+
+    def __call__(self, *args, stdin=None, seconds=60, env=None, **options):
+        return command([PROGRAM, *args], stdin=stdin, seconds=seconds, env=self.environment(env), **options)
+
+    def start(self, *args, env=None, **options):
+        """Starts the program and returns the Popen; the caller ends it."""
+        given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        given.update(options)
+        return subprocess.Popen([PROGRAM, *[str(a) for a in args]], env=self.environment(env), **given)
+
+    def exec(self, *argv, flags=(), **options):
+        return self("exec", *self.flags, *flags, "--", *argv, **options)
+
+    def sh(self, script, flags=(), **options):
+        return self.exec("/bin/sh", "-c", script, flags=flags, **options)
+
+    def probe(self, *args, flags=(), **options):
+        """Pipes the probe into a fresh sandbox and runs it there."""
+        script = "cat > /tmp/probe && chmod +x /tmp/probe && exec /tmp/probe \"$@\" < /dev/null"
+        return self.exec("/bin/sh", "-c", script, "probe", *args, flags=flags,
+                         stdin=PROBE.read_bytes(), **options)
+
+    def run(self, *args, seconds=120, **options):
+        """`postern run --json`: the finished command and its result objects."""
+        done = self("run", "--json", *args, seconds=seconds, **options)
+        return done, json_lines(done.out)
+
+    def rollouts(self):
+        folder = self.home / "rollouts"
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def json_lines(data):
+    return [json.loads(line) for line in data.decode().splitlines() if line.strip()]
+
+
+# ---------------------------------------------------------------- the probe
+PROBE = pathlib.Path("/nonexistent")  # built by conftest.py
+
+
+def build_probe(folder):
+    global PROBE
+    sources = sorted((REPOSITORY / "tests" / "escape").glob("*.c"))
+    target = folder / "probe"
+    for compiler in ("musl-gcc", "gcc"):
+        if not shutil.which(compiler):
+            continue
+        done = command([compiler, "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-s",
+                        "-o", target, *sources], seconds=300)
+        if done.code == 0:
+            PROBE = target
+            return target
+    raise RuntimeError(f"the probe does not build: {done}")
+
+
+def bare(*args, prefix=(), **options):
+    """The probe on the bare machine, perhaps behind a prefix such as `setpriv ...`."""
+    return command([*prefix, PROBE, *args], **options)
+
+
+def probe_as_text():
+    """The probe as words that fit on a command line, for when stdin is taken."""
+    return base64.b64encode(gzip.compress(PROBE.read_bytes(), 9)).decode()
+
+
+PROBE_FROM_TEXT = ("echo \"$1\" | base64 -d | gunzip > /tmp/probe && chmod +x /tmp/probe && shift && "
+                   "exec /tmp/probe \"$@\"")
+
+
+# ---------------------------------------------------------------- terminals
+class Terminal:
+    """A real pty with a command in its own session on it."""
+
+    def __init__(self, argv, env=None):
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            try:
+                os.execvpe(argv[0], [str(a) for a in argv], env or os.environ)
+            finally:
+                os._exit(127)
+        self.output = b""
+
+    def size(self, rows, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, data):
+        os.write(self.master, data)
+
+    def read_until(self, word, seconds=20):
+        end = time.monotonic() + seconds
+        while word not in self.output:
+            left = end - time.monotonic()
+            if left <= 0 or not self._read(left):
+                raise AssertionError(f"the terminal never showed {word!r}: {self.output[-1000:]!r}")
+        return self.output
+
+    def _read(self, seconds):
+        if not select.select([self.master], [], [], max(0, seconds))[0]:
+            return False
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.output += data
+        return bool(data)
+
+    def wait(self, seconds=30):
+        """Reads to the end and returns the exit code."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                while self._read(0):
+                    pass
+                return os.waitstatus_to_exitcode(status)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError(f"the command on the terminal did not end: {self.output[-1000:]!r}")
+
+    def close(self):
+        os.close(self.master)
+
+
+# ---------------------------------------------------------------- a census of the machine
+def processes(mark):
+    """Pids of live processes with `mark` in their command line; this one and zombies are not counted."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if mark.encode() in line and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def marked(mark, of=None):
+    """Like processes(), but only those whose program is `of` (by base name)."""
+    found = []
+    for pid in processes(mark):
+        try:
+            name = os.path.basename(os.readlink(f"/proc/{pid}/exe")).split(" ")[0]
+        except OSError:
+            continue
+        if of is None or name == of:
+            found.append(pid)
+    return found
+
+
+def cgroups():
+    """Directories of ours in every hierarchy."""
+    found = set()
+    for base, names, _ in os.walk("/sys/fs/cgroup"):
+        for name in names:
+            path = os.path.join(base, name)
+            if "postern" in path:
+                found.add(path)
+    return found
+
+
+def mounts(word="postern"):
+    lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    return {line.split(" ", 3)[3] for line in lines if word in line}
+
+
+def status_of(pid, field):
+    """A number from /proc/PID/status, in kB where the kernel says kB."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    return 0
+
+
+def children(pid):
+    """All descendants of a process."""
+    parents = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                pass
+    found, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        new = [p for p, pp in parents.items() if pp == parent]
+        found += new
+        todo += new
+    return found
+
+
+def one_sentence(done, *words):
+    """Bad input gets one clear sentence: a single line on stderr that names what was wrong."""
+    lines = [line for line in done.error.splitlines() if line.strip()]
+    assert len(lines) == 1, f"not one sentence: {done}"
+    for word in words:
+        assert word.lower() in lines[0].lower(), f"'{word}' is not in the message: {done}"
+    assert "Traceback" not in lines[0] and "Assertion" not in lines[0]
+    return lines[0]
