@@ -529,6 +529,7 @@ static void convert(struct call *call)
     dialect_writer_init(&writer, call->dialect, &call->request, id, call->answer.model,
                         (int64_t)(clock_wall_ms() / 1000));
     dialect_writer_answer(&writer, &call->answer, 0, &call->held);
+    dialect_writer_finish(&writer, call->answer.finish, &call->answer.usage, &call->held);
 }
 
 static void on_done(void *context, const struct err *err, bool script_error)
@@ -669,14 +670,6 @@ static void write_intent(struct call *call)
     conclude(call, &(struct err){0});
 }
 
-static void refuse(struct gateway_session *session, struct http_exchange *exchange,
-                   const struct dialect *dialect, enum refusal why, int status, const char *code,
-                   const struct err *err, uint32_t retry_after_s)
-{
-    session_refused(session, why);
-    answer_error(exchange, dialect, status, code, str_of(err->text), retry_after_s);
-}
-
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,
                 const struct dialect *dialect, struct str body)
 {
@@ -689,11 +682,16 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->arena.bytes_max = ARENA_BYTES_MAX;
     buf_str_append(&call->body, body);
     list_append(&session->calls, &call->node);
-    if (json_read(&call->doc, buf_str(&call->body), &limits, &err) < 0 ||
-        dialect_read_request(dialect, json_root(&call->doc), &call->arena, &call->request, &err) <
-            0) {
-        int status = err.kind == ERR_LIMIT ? 413 : 400;
-        refuse(session, exchange, dialect, REFUSED_INPUT, status, NULL, &err, 0);
+    int read = json_read(&call->doc, buf_str(&call->body), &limits, &err);
+    if (read < 0)
+        err.kind = ERR_INPUT; /* too deep is as wrong as malformed */
+    else
+        read = dialect_read_request(dialect, json_root(&call->doc), &call->arena, &call->request,
+                                    &err);
+    if (read < 0) {
+        session_refused(session, REFUSED_INPUT);
+        answer_error(exchange, dialect, err.kind == ERR_LIMIT ? 413 : 400, NULL, str_of(err.text),
+                     0);
         loop_defer(gateway->loop, call_free, call);
         return;
     }
