@@ -500,9 +500,12 @@ static void upstream_refused(struct call *call)
     attempt_failed(call, &err);
 }
 
+/* What a script knows without the agent having asked for it. */
 static void copy_tokens(struct call *call, const struct trace_answer *from)
 {
     struct trace_answer *to = &call->answer;
+    if (from && !to->usage.known)
+        to->usage = from->usage;
     if (!from || call->session->mode != GATEWAY_PROXY || to->tokens.id_count)
         return;
     struct str prompt = str_make(from->prompt_ids, from->prompt_id_count * 4);
