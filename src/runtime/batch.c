@@ -18,8 +18,6 @@
 
 #define TICK_MS 100
 
-_Static_assert(COUNT(((struct runtime_sum *)0)->by_fate) >= TRACE_FATES, "one counter per fate");
-
 struct batch;
 
 struct row {
@@ -105,7 +103,7 @@ static void on_final(void *context, const struct rollout_view *view)
     struct batch *batch = row->batch;
     struct runtime_sum *sum = batch->sum;
     sum->final++;
-    sum->by_fate[view->fate]++;
+    sum->failed += !trace_fate_may_reward(view->fate) && view->fate != TRACE_FATE_CANCELLED;
     if (view->rewarded) {
         sum->rewarded++;
         sum->reward_sum += view->reward;
@@ -182,7 +180,7 @@ static int load(struct batch *batch, const struct config *config, struct err *er
         batch->task_count += count;
         free(more);
     }
-    batch->model = machine_model(config, asked->model, err);
+    batch->model = machine_model(config, asked->model, asked->key_env, err);
     if (!batch->model)
         return -1;
     batch->total = batch->task_count * asked->each;

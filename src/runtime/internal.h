@@ -65,7 +65,9 @@ void machine_free(struct machine *machine); /* NULL and half-built ones are fine
 
 struct sandbox_options machine_sandbox_options(const struct config *config);
 const struct agent_dirs *machine_agent_dirs(void);
-struct model *machine_model(const struct config *config, const char *spec, struct err *err);
+/* `key_env` NULL: POSTERN_MODEL_KEY, when it is set. */
+struct model *machine_model(const struct config *config, const char *spec, const char *key_env,
+                            struct err *err);
 
 /* --- leftovers.c; both before the first rollout is submitted */
 int leftovers_own(struct machine *machine, struct err *err); /* takes the lock others look at */

@@ -31,17 +31,18 @@ struct sandbox_options machine_sandbox_options(const struct config *config)
     };
 }
 
-struct model *machine_model(const struct config *config, const char *spec, struct err *err)
+struct model *machine_model(const struct config *config, const char *spec, const char *key_env,
+                            struct err *err)
 {
     struct model_options options = {
-        .key_env = "POSTERN_MODEL_KEY",
+        .key_env = key_env ? key_env : "POSTERN_MODEL_KEY",
         .key_file = config->gateway_key_file[0] ? config->gateway_key_file : NULL,
         .first_byte_ms_max = (uint32_t)config->gateway_first_byte_ms_max,
         .idle_ms_max = (uint32_t)config->gateway_idle_ms_max,
         .connect_ms_max = (uint32_t)config->gateway_connect_ms_max,
         .attempts_max = (uint32_t)config->gateway_retries_max + 1,
     };
-    if (options.key_file || !getenv(options.key_env))
+    if (!key_env && (options.key_file || !getenv(options.key_env)))
         options.key_env = NULL;
     return model_open(spec, &options, err);
 }

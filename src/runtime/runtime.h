@@ -27,6 +27,7 @@ struct runtime_batch {
     const char *const *tasks; /* each as task_load() takes it */
     size_t task_count;
     const char *model;    /* "script:FILE" or "URL#name" */
+    const char *key_env;  /* name of the variable with the model\'s key; NULL: POSTERN_MODEL_KEY */
     const char *mode;     /* NULL: black_box */
     const char *label;    /* NULL: none */
     const char *root;     /* NULL: the task\'s, else the configured one */
@@ -55,7 +56,7 @@ struct runtime_show {
 };
 struct runtime_sum {
     size_t total, final, rewarded;
-    size_t by_fate[16];
+    size_t failed; /* infrastructure, upstream or setup: nothing can be learned from them */
     double reward_sum;
     uint64_t wall_ms;
     bool cancelled;

@@ -1,0 +1,114 @@
+/* cmd_agents.c - postern agents ls and check; postern tasks check: specs read, and what is wrong
+ * with them. */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/mem.h"
+#include "json/json.h"
+#include "runtime/runtime.h"
+
+struct json_flag {
+    bool json;
+};
+static const struct flag flags[] = {
+    {"json", 0, FLAG_BOOLEAN, offsetof(struct json_flag, json), NULL, NULL, "as JSON"},
+    {0},
+};
+
+static int unknown_verb(struct cli *cli)
+{
+    err_set(&cli->err, ERR_INPUT, "'%s' is not one of: postern %s %s", cli->argv[0],
+            cli->command->name, cli->command->arguments);
+    return cli_fail(cli);
+}
+
+static int list_agents(struct cli *cli, bool as_json)
+{
+    OWN(buf) struct buf text = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    struct json_writer writer = {.out = &text};
+    if (runtime_agents(&writer, &cli->err) < 0)
+        return cli_fail(cli);
+    if (as_json) {
+        printf("%.*s\n", STR_ARGS(buf_str(&text)));
+        return cli_flush(cli, 0);
+    }
+    if (json_read(&doc, buf_str(&text), NULL, &cli->err) < 0)
+        return cli_fail(cli);
+    JSON_EACH (item, json_root(&doc)) {
+        struct str name = json_str(json_get(item.value, "name"), &arena);
+        struct str summary = json_str(json_get(item.value, "summary"), &arena);
+        struct str error = json_str(json_get(item.value, "error"), &arena);
+        printf("%-12.*s %s%.*s\n", STR_ARGS(name), error.size ? "cannot be used: " : "",
+               STR_ARGS(error.size ? error : summary));
+    }
+    return cli_flush(cli, 0);
+}
+
+static int run_agents(struct cli *cli)
+{
+    struct json_flag own = {0};
+    if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 1, 2) < 0)
+        return cli_fail(cli);
+    if (strcmp(cli->argv[0], "ls") == 0)
+        return operands_check(cli, 1, 1) < 0 ? cli_fail(cli) : list_agents(cli, own.json);
+    if (strcmp(cli->argv[0], "check") != 0)
+        return unknown_verb(cli);
+    OWN(buf) struct buf text = {0};
+    struct json_writer writer = {.out = &text};
+    if (operands_check(cli, 2, 2) < 0 || runtime_agent_check(cli->argv[1], &writer, &cli->err) < 0)
+        return cli_fail(cli);
+    if (own.json)
+        printf("%.*s\n", STR_ARGS(buf_str(&text)));
+    else
+        printf("%s is fine\n", cli->argv[1]);
+    return cli_flush(cli, 0);
+}
+
+static int run_tasks(struct cli *cli)
+{
+    struct json_flag own = {0};
+    OWN(buf) struct buf text = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    struct json_writer writer = {.out = &text};
+    if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 2, 2) < 0)
+        return cli_fail(cli);
+    if (strcmp(cli->argv[0], "check") != 0)
+        return unknown_verb(cli);
+    if (runtime_task_check(cli->argv[1], &writer, &cli->err) < 0 ||
+        json_read(&doc, buf_str(&text), NULL, &cli->err) < 0)
+        return cli_fail(cli);
+    if (own.json) {
+        printf("%.*s\n", STR_ARGS(buf_str(&text)));
+        return cli_flush(cli, 0);
+    }
+    JSON_EACH (item, json_root(&doc)) {
+        struct json verify = json_get(item.value, "verify");
+        bool script = json_type(json_get(item.value, "test_script")) == JSON_STRING;
+        printf("%.*s is fine: %zu setup command%s, %s\n",
+               STR_ARGS(json_str(json_get(item.value, "name"), &arena)),
+               json_size(json_get(item.value, "setup")),
+               json_size(json_get(item.value, "setup")) == 1 ? "" : "s",
+               script              ? "judged by tests/test.sh"
+               : json_size(verify) ? "judged by verify commands"
+                                   : "no verifier, so no reward");
+    }
+    return cli_flush(cli, 0);
+}
+
+const struct command command_agents = {.name = "agents",
+                                       .arguments = "ls | check NAME|FILE",
+                                       .summary = "agent specs: list them, check one",
+                                       .run = run_agents,
+                                       .flags = flags};
+
+const struct command command_tasks = {.name = "tasks",
+                                      .arguments = "check DIR|FILE",
+                                      .summary = "read a task and say what is wrong with it",
+                                      .run = run_tasks,
+                                      .flags = flags};

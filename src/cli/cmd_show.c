@@ -1,0 +1,273 @@
+/* cmd_show.c - postern show: one rollout for a person to read: what came out, what was said, how
+ * long it took.
+ *
+ * The transcript is made from calls.jsonl: for each call the messages that were not in the call
+ * before it, then the answer. Side calls are marked. */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "json/json.h"
+
+#define FILE_MAX (512u << 20)
+
+struct show_flags {
+    bool json, whole;
+};
+static const struct flag flags[] = {
+    {"json", 0, FLAG_BOOLEAN, offsetof(struct show_flags, json), NULL, NULL,
+     "result.json as it is"},
+    {"whole", 0, FLAG_BOOLEAN, offsetof(struct show_flags, whole), NULL, NULL,
+     "long texts in full"},
+    {0},
+};
+
+struct show {
+    bool whole, colour;
+    struct arena arena;
+};
+
+static void heading(const struct show *show, const char *text)
+{
+    printf("\n%s%s%s\n", show->colour ? "\033[1m" : "", text, show->colour ? "\033[0m" : "");
+}
+
+/* Control characters of a sandbox never reach the terminal. */
+static void put_text(const struct show *show, const char *indent, struct str text)
+{
+    size_t max = show->whole ? SIZE_MAX : 4000;
+    struct str rest = str_trim(str_upto(text, max));
+    while (rest.data) {
+        struct str line = str_cut(&rest, '\n');
+        printf("%s", indent);
+        for (size_t i = 0; i < line.size; i++) {
+            unsigned char byte = (unsigned char)line.data[i];
+            putchar(byte == '\t' || (byte >= ' ' && byte != 127) ? byte : '?');
+        }
+        putchar('\n');
+    }
+    if (text.size > max)
+        printf("%s... (%zu bytes more; --whole shows them)\n", indent, text.size - max);
+}
+
+static void put_field(struct show *show, struct json result, const char *key, const char *label)
+{
+    struct json value = json_get(result, key);
+    if (!json_exists(value) || json_type(value) == JSON_NULL)
+        return;
+    struct str text =
+        json_type(value) == JSON_STRING ? json_str(value, &show->arena) : json_raw(value);
+    printf("%-12s", label);
+    put_text(show, "", text);
+}
+
+static void put_commands(struct show *show, struct json list, const char *title)
+{
+    if (!json_size(list))
+        return;
+    heading(show, title);
+    JSON_EACH (item, commands) {
+        struct str command = json_str(json_get(item.value, "command"), &show->arena);
+        printf("$ %.*s   -> %lld (%lld ms)\n", STR_ARGS(command),
+               json_int_or(json_get(item.value, "code"), -1),
+               json_int_or(json_get(item.value, "wall_ms"), 0));
+        struct str output = json_str(json_get(item.value, "output"), &show->arena);
+        if (output.size)
+            put_text(show, "    ", output);
+    }
+}
+
+static void put_times(struct show *show, struct json result)
+{
+    heading(show, "Times");
+    JSON_EACH (item, json_get(result, "stage_ms")) {
+        char time[32];
+        struct str stage = json_str(item.key, &show->arena);
+        text_duration(time, sizeof time, (uint64_t)json_int_or(item.value, 0));
+        printf("  %-14.*s %10s\n", STR_ARGS(stage), time);
+    }
+}
+
+static void put_result(struct show *show, struct json result)
+{
+    static const char *const fields[][2] = {
+        {"id", "rollout"},
+        {"run", "run"},
+        {"task", "task"},
+        {"agent", "agent"},
+        {"model", "model"},
+        {"mode", "mode"},
+        {"backend", "backend"},
+        {"class", "class"},
+        {"failed_stage", "failed in"},
+        {"cause", "cause"},
+        {"reward", "reward"},
+        {"agent_exit", "agent exit"},
+        {"turns", "turns"},
+        {"calls", "calls"},
+        {"usage", "usage"},
+        {"hosts", "hosts tried"},
+        {"verify_user", "verified as"},
+        {"verify_note", "verify note"},
+        {"queued", "queued"},
+        {"done", "done"},
+    };
+    for (size_t i = 0; i < COUNT(fields); i++)
+        put_field(show, result, fields[i][0], fields[i][1]);
+    put_commands(show, json_get(result, "setup"), "Setup");
+    put_times(show, result);
+}
+
+/* ---------------------------------------------------------------- the transcript */
+static struct str content_text(struct show *show, struct json message)
+{
+    struct json content = json_get(message, "content");
+    if (json_type(content) == JSON_STRING)
+        return json_str(content, &show->arena);
+    if (json_type(content) != JSON_ARRAY)
+        return STR_NONE;
+    OWN(buf) struct buf text = {0};
+    JSON_EACH (item, content) {
+        struct str part = json_str(json_get(item.value, "text"), &show->arena);
+        if (part.size)
+            buf_str_append(&text, part);
+        else
+            buf_format(&text, "[%.*s]",
+                       STR_ARGS(json_str(json_get(item.value, "type"), &show->arena)));
+        buf_byte(&text, '\n');
+    }
+    return arena_str(&show->arena, buf_str(&text));
+}
+
+static void put_message(struct show *show, struct json message)
+{
+    struct str role = json_str(json_get(message, "role"), &show->arena);
+    const char *colour = !show->colour               ? ""
+                         : str_is(role, "assistant") ? "\033[36m"
+                         : str_is(role, "tool")      ? "\033[33m"
+                                                     : "\033[32m";
+    printf("%s%.*s%s\n", colour, STR_ARGS(role), show->colour ? "\033[0m" : "");
+    struct str text = content_text(show, message);
+    if (text.size)
+        put_text(show, "    ", text);
+    JSON_EACH (item, json_get(message, "tool_calls")) {
+        struct str name = json_str(json_get(item.value, "name"), &show->arena);
+        struct str arguments = json_str(json_get(item.value, "arguments"), &show->arena);
+        printf("    -> %.*s ", STR_ARGS(name));
+        put_text(show, "", arguments);
+    }
+}
+
+static void put_call(struct show *show, struct json call, size_t *messages_shown)
+{
+    struct json messages = json_get(json_get(call, "request"), "messages");
+    bool side = json_true(json_get(call, "side"));
+    struct str state = json_str(json_get(call, "state"), &show->arena);
+    if (side || !str_is(state, "answered")) {
+        struct str error = json_str(json_get(call, "error"), &show->arena);
+        printf("(call %lld: %s%.*s%s%.*s)\n", json_int_or(json_get(call, "number"), 0),
+               side ? "side call, " : "", STR_ARGS(state), error.size ? ": " : "", STR_ARGS(error));
+        if (side)
+            return;
+    }
+    size_t count = json_size(messages), at = 0;
+    if (count < *messages_shown) {
+        printf("(the history was rewritten)\n");
+        *messages_shown = 0;
+    }
+    JSON_EACH (item, messages)
+        if (at++ >= *messages_shown)
+            put_message(show, item.value);
+    *messages_shown = count;
+    struct json answer = json_get(json_get(call, "answer"), "message");
+    if (json_exists(answer)) {
+        put_message(show, answer);
+        (*messages_shown)++; /* it comes back as history in the next call */
+    }
+}
+
+static void put_transcript(struct show *show, const char *dir)
+{
+    OWN(mem) char *path = mem_format("%s/calls.jsonl", dir);
+    OWN(buf) struct buf text = {0};
+    if (file_read(path, FILE_MAX, &text, NULL) < 0 || !text.size)
+        return;
+    heading(show, "Transcript");
+    size_t shown = 0;
+    for (struct str rest = buf_str(&text); rest.data;) {
+        struct str line = str_trim(str_cut(&rest, '\n'));
+        OWN(json_doc) struct json_doc doc = {0};
+        if (line.size && json_read(&doc, line, NULL, NULL) == 0)
+            put_call(show, json_root(&doc), &shown);
+    }
+}
+
+/* Without calls there still are the agent's own words. */
+static void put_files(const char *dir)
+{
+    static const char *const names[] = {"result.json", "calls.jsonl",  "events.jsonl",
+                                        "agent.log",   "verifier.log", "artifacts"};
+    printf("\nFiles:");
+    for (size_t i = 0; i < COUNT(names); i++) {
+        OWN(mem) char *path = mem_format("%s/%s", dir, names[i]);
+        if (file_exists(path))
+            printf(" %s", names[i]);
+    }
+    printf("\nin %s\n", dir);
+}
+
+static int show_one(struct cli *cli, const struct show_flags *own, const char *dir)
+{
+    OWN(mem) char *path = mem_format("%s/result.json", dir);
+    OWN(buf) struct buf text = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct show show = {.whole = own->whole, .colour = cli_colour()};
+    bool over = file_exists(path);
+    if (over && (file_read(path, FILE_MAX, &text, &cli->err) < 0 ||
+                 json_read(&doc, str_trim(buf_str(&text)), NULL, &cli->err) < 0)) {
+        err_wrap(&cli->err, "'%s'", path);
+        return cli_fail(cli);
+    }
+    if (own->json) {
+        if (!over) {
+            err_set(&cli->err, ERR_CONFLICT, "the rollout is not over yet");
+            return cli_fail(cli);
+        }
+        printf("%.*s\n", STR_ARGS(str_trim(buf_str(&text))));
+        return cli_flush(cli, 0);
+    }
+    if (over)
+        put_result(&show, json_root(&doc));
+    else
+        printf("not over yet\n");
+    put_transcript(&show, dir);
+    if (over)
+        put_commands(&show, json_get(json_root(&doc), "verify"), "Verification");
+    put_files(dir);
+    arena_deinit(&show.arena);
+    return cli_flush(cli, 0);
+}
+
+static int run(struct cli *cli)
+{
+    struct show_flags own = {0};
+    if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 1, 1) < 0)
+        return cli_fail(cli);
+    OWN(mem) char *dir = folder_find(cli->config.home, cli->argv[0], &cli->err);
+    return dir ? show_one(cli, &own, dir) : cli_fail(cli);
+}
+
+const struct command command_show = {.name = "show",
+                                     .arguments = "ID [flags]",
+                                     .summary = "one rollout: result, transcript, timings",
+                                     .help =
+                                         "The beginning of an id is enough when it fits only one.",
+                                     .run = run,
+                                     .flags = flags};
