@@ -9,51 +9,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "dialect/chat.h"
-
-struct context {
-    struct arena *arena;
-    struct err *err;
-    const char *where; /* "messages[3]" */
-};
-
-/* Present and not null. */
-static bool is_there(struct json value)
-{
-    return json_exists(value) && json_type(value) != JSON_NULL;
-}
-
-static int out_of_room(struct context *context)
-{
-    return err_set(context->err, ERR_LIMIT, "the request is too large to be read");
-}
-
-static int take_text(struct context *context, struct json object, const char *key, bool needed,
-                     struct str *out)
-{
-    struct json value = json_get(object, key);
-    if (!is_there(value) && !needed)
-        return 0;
-    if (json_type(value) != JSON_STRING)
-        return err_set(context->err, ERR_INPUT, "%s%s%s must be a string",
-                       context->where ? context->where : "", context->where ? "." : "", key);
-    *out = json_str(value, context->arena);
-    return out->data ? 0 : out_of_room(context);
-}
-
-static int fail_type(struct context *context, const char *key, const char *wanted)
-{
-    return err_set(context->err, ERR_INPUT, "%s%s%s must be %s",
-                   context->where ? context->where : "", context->where ? "." : "", key, wanted);
-}
-
-/* Room for one T per element of an array. */
-static void *room_for(struct context *context, struct json array, size_t size)
-{
-    void *room = arena_alloc(context->arena, json_size(array) * size);
-    if (!room)
-        (void)out_of_room(context);
-    return room;
-}
+#include "dialect/read.h"
 
 /* ---------------------------------------------------------------- messages */
 
@@ -72,48 +28,49 @@ static enum trace_part_kind part_kind(struct json type)
     return TRACE_PART_OTHER;
 }
 
-static int read_part(struct context *context, struct json part, struct trace_part *out)
+static int read_part(struct read_context *context, struct json part, struct trace_part *out)
 {
     if (json_type(part) == JSON_STRING) {
         *out = (struct trace_part){TRACE_PART_TEXT, json_str(part, context->arena), STR_NONE};
-        return out->text.data ? 0 : out_of_room(context);
+        return out->text.data ? 0 : read_out_of_room(context);
     }
     if (json_type(part) != JSON_OBJECT || json_type(json_get(part, "type")) != JSON_STRING)
-        return fail_type(context, "content", "a string or an array of parts with a type");
+        return read_fail_type(context, "content", "a string or an array of parts with a type");
     *out = (struct trace_part){.kind = part_kind(json_get(part, "type"))};
     if (out->kind == TRACE_PART_TEXT)
-        return take_text(context, part, "text", true, &out->text);
+        return read_text(context, part, "text", true, &out->text);
     if (out->kind == TRACE_PART_REFUSAL)
-        return take_text(context, part, "refusal", true, &out->text);
+        return read_text(context, part, "refusal", true, &out->text);
     out->raw = json_raw(part);
     return 0;
 }
 
-static int read_content(struct context *context, struct json message, struct trace_message *out)
+static int read_content(struct read_context *context, struct json message,
+                        struct trace_message *out)
 {
     struct json content = json_get(message, "content");
     struct json refusal = json_get(message, "refusal");
-    size_t count = json_type(content) == JSON_ARRAY ? json_size(content) : is_there(content);
+    size_t count = json_type(content) == JSON_ARRAY ? json_size(content) : read_is_there(content);
     count += json_type(refusal) == JSON_STRING;
     if (count == 0)
         return 0;
     struct trace_part *parts = arena_alloc(context->arena, count * sizeof *parts);
     if (!parts)
-        return out_of_room(context);
+        return read_out_of_room(context);
     size_t at = 0;
     if (json_type(content) == JSON_ARRAY) {
         JSON_EACH (item, content)
             if (read_part(context, item.value, &parts[at++]) < 0)
                 return -1;
-    } else if (is_there(content)) {
+    } else if (read_is_there(content)) {
         if (json_type(content) != JSON_STRING)
-            return fail_type(context, "content", "a string or an array of parts with a type");
+            return read_fail_type(context, "content", "a string or an array of parts with a type");
         if (read_part(context, content, &parts[at++]) < 0)
             return -1;
     }
     if (at < count) {
         parts[at].kind = TRACE_PART_REFUSAL;
-        if (take_text(context, message, "refusal", true, &parts[at].text) < 0)
+        if (read_text(context, message, "refusal", true, &parts[at].text) < 0)
             return -1;
     }
     out->parts = parts;
@@ -122,10 +79,10 @@ static int read_content(struct context *context, struct json message, struct tra
 }
 
 /* `arguments` is a string that should hold JSON; some clients send the object itself. */
-static int read_function(struct context *context, struct json function, const char *input,
+static int read_function(struct read_context *context, struct json function, const char *input,
                          struct trace_tool_call *out)
 {
-    if (take_text(context, function, "name", true, &out->name) < 0)
+    if (read_text(context, function, "name", true, &out->name) < 0)
         return -1;
     struct json arguments = json_get(function, input);
     if (json_type(arguments) == JSON_OBJECT) {
@@ -133,36 +90,38 @@ static int read_function(struct context *context, struct json function, const ch
         return 0;
     }
     out->arguments = STR("");
-    return take_text(context, function, input, false, &out->arguments);
+    return read_text(context, function, input, false, &out->arguments);
 }
 
-static int read_tool_call(struct context *context, struct json call, struct trace_tool_call *out)
+static int read_tool_call(struct read_context *context, struct json call,
+                          struct trace_tool_call *out)
 {
     if (json_type(call) != JSON_OBJECT)
-        return fail_type(context, "tool_calls", "an array of objects");
+        return read_fail_type(context, "tool_calls", "an array of objects");
     out->id = STR("");
-    if (take_text(context, call, "id", false, &out->id) < 0)
+    if (read_text(context, call, "id", false, &out->id) < 0)
         return -1;
     if (json_type(json_get(call, "custom")) == JSON_OBJECT)
         return read_function(context, json_get(call, "custom"), "input", out);
     if (json_type(json_get(call, "function")) != JSON_OBJECT)
-        return fail_type(context, "tool_calls[].function", "an object");
+        return read_fail_type(context, "tool_calls[].function", "an object");
     return read_function(context, json_get(call, "function"), "arguments", out);
 }
 
-static int read_tool_calls(struct context *context, struct json message, struct trace_message *out)
+static int read_tool_calls(struct read_context *context, struct json message,
+                           struct trace_message *out)
 {
     struct json calls = json_get(message, "tool_calls");
     struct json old = json_get(message, "function_call"); /* before there were several */
-    bool one = !is_there(calls) && json_type(old) == JSON_OBJECT;
-    if (!is_there(calls) && !one)
+    bool one = !read_is_there(calls) && json_type(old) == JSON_OBJECT;
+    if (!read_is_there(calls) && !one)
         return 0;
     if (!one && json_type(calls) != JSON_ARRAY)
-        return fail_type(context, "tool_calls", "an array");
+        return read_fail_type(context, "tool_calls", "an array");
     size_t count = one ? 1 : json_size(calls);
     struct trace_tool_call *list = arena_alloc(context->arena, count * sizeof *list);
     if (!list)
-        return out_of_room(context);
+        return read_out_of_room(context);
     if (one && read_function(context, old, "arguments", &list[0]) < 0)
         return -1;
     size_t at = 0;
@@ -174,42 +133,44 @@ static int read_tool_calls(struct context *context, struct json message, struct 
     return 0;
 }
 
-static int read_reasoning(struct context *context, struct json message, struct trace_message *out)
+static int read_reasoning(struct read_context *context, struct json message,
+                          struct trace_message *out)
 {
     const char *key = json_type(json_get(message, "reasoning_content")) == JSON_STRING
                           ? "reasoning_content"
                           : "reasoning";
     if (json_type(json_get(message, key)) != JSON_STRING)
         return 0; /* other shapes exist and mean nothing to a chat model */
-    return take_text(context, message, key, true, &out->reasoning);
+    return read_text(context, message, key, true, &out->reasoning);
 }
 
-static int read_message(struct context *context, struct json message, struct trace_message *out)
+static int read_message(struct read_context *context, struct json message,
+                        struct trace_message *out)
 {
     struct str role = STR_NONE;
     if (json_type(message) != JSON_OBJECT)
         return err_set(context->err, ERR_INPUT, "%s must be an object", context->where);
-    if (take_text(context, message, "role", true, &role) < 0)
+    if (read_text(context, message, "role", true, &role) < 0)
         return -1;
     if (!trace_role_find(role, &out->role)) {
         role = str_upto(role, 40);
         return err_set(context->err, ERR_INPUT, "%s.role: there is no role '%.*s'", context->where,
                        STR_ARGS(role));
     }
-    if (take_text(context, message, "name", false, &out->name) < 0 ||
-        take_text(context, message, "tool_call_id", false, &out->tool_call_id) < 0 ||
+    if (read_text(context, message, "name", false, &out->name) < 0 ||
+        read_text(context, message, "tool_call_id", false, &out->tool_call_id) < 0 ||
         read_reasoning(context, message, out) < 0 || read_content(context, message, out) < 0)
         return -1;
     return read_tool_calls(context, message, out);
 }
 
-static int read_messages(struct context *context, struct json body, struct trace_request *out)
+static int read_messages(struct read_context *context, struct json body, struct trace_request *out)
 {
     struct json messages = json_get(body, "messages");
     if (json_type(messages) != JSON_ARRAY || json_size(messages) == 0)
         return err_set(context->err, ERR_INPUT,
                        "messages must be an array with at least one message");
-    struct trace_message *list = room_for(context, messages, sizeof *list);
+    struct trace_message *list = read_room(context, messages, sizeof *list);
     if (!list)
         return -1;
     size_t at = 0;
@@ -229,10 +190,10 @@ static int read_messages(struct context *context, struct json body, struct trace
 
 /* ---------------------------------------------------------------- tools and sampling */
 
-static int read_tool(struct context *context, struct json tool, struct trace_tool *out)
+static int read_tool(struct read_context *context, struct json tool, struct trace_tool *out)
 {
     if (json_type(tool) != JSON_OBJECT)
-        return fail_type(context, "tools", "an array of objects");
+        return read_fail_type(context, "tools", "an array of objects");
     struct json inner = json_get(tool, "function");
     if (json_type(inner) != JSON_OBJECT)
         inner = json_get(tool, "custom");
@@ -241,25 +202,25 @@ static int read_tool(struct context *context, struct json tool, struct trace_too
     if (json_type(inner) != JSON_OBJECT) {
         /* A tool of the model server's own, known by its type alone. */
         out->parameters = json_raw(tool);
-        return take_text(context, tool, "type", true, &out->name);
+        return read_text(context, tool, "type", true, &out->name);
     }
-    if (take_text(context, inner, "name", true, &out->name) < 0 ||
-        take_text(context, inner, "description", false, &out->description) < 0)
+    if (read_text(context, inner, "name", true, &out->name) < 0 ||
+        read_text(context, inner, "description", false, &out->description) < 0)
         return -1;
     if (json_type(json_get(inner, "parameters")) == JSON_OBJECT)
         out->parameters = json_raw(json_get(inner, "parameters"));
     return 0;
 }
 
-static int read_tools(struct context *context, struct json body, struct trace_request *out)
+static int read_tools(struct read_context *context, struct json body, struct trace_request *out)
 {
-    const char *key = is_there(json_get(body, "tools")) ? "tools" : "functions";
+    const char *key = read_is_there(json_get(body, "tools")) ? "tools" : "functions";
     struct json tools = json_get(body, key);
-    if (!is_there(tools))
+    if (!read_is_there(tools))
         return 0;
     if (json_type(tools) != JSON_ARRAY)
-        return fail_type(context, key, "an array");
-    struct trace_tool *list = room_for(context, tools, sizeof *list);
+        return read_fail_type(context, key, "an array");
+    struct trace_tool *list = read_room(context, tools, sizeof *list);
     if (!list)
         return -1;
     size_t at = 0;
@@ -270,61 +231,12 @@ static int read_tools(struct context *context, struct json body, struct trace_re
     context->where = NULL;
     out->tools = list;
     out->tool_count = at;
-    if (is_there(json_get(body, "tool_choice")))
+    if (read_is_there(json_get(body, "tool_choice")))
         out->tool_choice = json_raw(json_get(body, "tool_choice"));
     return 0;
 }
 
-static int read_number(struct context *context, struct json body, const char *key, bool *has,
-                       double *out)
-{
-    struct json value = json_get(body, key);
-    if (!is_there(value))
-        return 0;
-    if (!json_double(value, out))
-        return fail_type(context, key, "a number");
-    *has = true;
-    return 0;
-}
-
-static int read_tokens_max(struct context *context, struct json body, const char *key, int64_t *out)
-{
-    struct json value = json_get(body, key);
-    long long number;
-    if (!is_there(value))
-        return 0;
-    if (!json_int(value, &number) || number < 1)
-        return fail_type(context, key, "a positive integer");
-    *out = number;
-    return 0;
-}
-
-static int read_stop(struct context *context, struct json body, struct trace_sampling *out)
-{
-    struct json stop = json_get(body, "stop");
-    if (!is_there(stop))
-        return 0;
-    bool single = json_type(stop) == JSON_STRING;
-    if (!single && json_type(stop) != JSON_ARRAY)
-        return fail_type(context, "stop", "a string or an array of strings");
-    size_t count = single ? 1 : json_size(stop);
-    struct str *list = arena_alloc(context->arena, count * sizeof *list);
-    if (!list)
-        return out_of_room(context);
-    for (size_t i = 0; i < count; i++) {
-        struct json item = single ? stop : json_at(stop, i);
-        if (json_type(item) != JSON_STRING)
-            return fail_type(context, "stop", "a string or an array of strings");
-        list[i] = json_str(item, context->arena);
-        if (!list[i].data)
-            return out_of_room(context);
-    }
-    out->stop = list;
-    out->stop_count = count;
-    return 0;
-}
-
-static int read_sampling(struct context *context, struct json body, struct trace_sampling *out)
+static int read_sampling(struct read_context *context, struct json body, struct trace_sampling *out)
 {
     if (read_number(context, body, "temperature", &out->has_temperature, &out->temperature) < 0 ||
         read_number(context, body, "top_p", &out->has_top_p, &out->top_p) < 0 ||
@@ -334,27 +246,16 @@ static int read_sampling(struct context *context, struct json body, struct trace
     long long seed;
     out->has_seed = json_int(json_get(body, "seed"), &seed);
     out->seed = out->has_seed ? seed : 0;
-    return read_stop(context, body, out);
-}
-
-static int read_flag(struct context *context, struct json body, const char *key, bool *out)
-{
-    struct json value = json_get(body, key);
-    if (!is_there(value))
-        return 0;
-    if (json_type(value) != JSON_TRUE && json_type(value) != JSON_FALSE)
-        return fail_type(context, key, "true or false");
-    *out = json_true(value);
-    return 0;
+    return read_texts(context, body, "stop", &out->stop, &out->stop_count);
 }
 
 int chat_read_request(struct json body, struct arena *arena, struct trace_request *out,
                       struct err *err)
 {
-    struct context context = {.arena = arena, .err = err};
+    struct read_context context = {.arena = arena, .err = err};
     if (json_type(body) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "the body must be a JSON object");
-    if (take_text(&context, body, "model", true, &out->model) < 0)
+    if (read_text(&context, body, "model", true, &out->model) < 0)
         return -1;
     if (out->model.size == 0)
         return err_set(err, ERR_INPUT, "model must not be empty");
@@ -365,7 +266,7 @@ int chat_read_request(struct json body, struct arena *arena, struct trace_reques
         return -1;
     out->stream_usage = json_true(json_get(json_get(body, "stream_options"), "include_usage"));
     out->wants_token_ids = json_true(json_get(body, "return_token_ids"));
-    if (is_there(json_get(body, "n")) && json_int_or(json_get(body, "n"), 0) != 1)
+    if (read_is_there(json_get(body, "n")) && json_int_or(json_get(body, "n"), 0) != 1)
         return err_set(err, ERR_INPUT, "n must be 1: there is one answer per call");
     return 0;
 }
@@ -392,7 +293,7 @@ static void edit_number(struct edits *edits, const char *key, double value, stru
 /* The agent's own choice of spelling is kept; the other is removed if both are there. */
 static void edit_tokens_max(struct edits *edits, struct json body, int64_t max, struct buf *text)
 {
-    bool newer = is_there(json_get(body, "max_completion_tokens"));
+    bool newer = read_is_there(json_get(body, "max_completion_tokens"));
     buf_format(text, "%lld", (long long)max);
     edit(edits, newer ? "max_completion_tokens" : "max_tokens", buf_str(text));
     edit(edits, newer ? "max_tokens" : "max_completion_tokens", STR_NONE);

@@ -1,0 +1,101 @@
+/* read.c - members of a request, with errors that name the place. See read.h. */
+#include "dialect/read.h"
+
+#include "base/err.h"
+
+bool read_is_there(struct json value)
+{
+    return json_exists(value) && json_type(value) != JSON_NULL;
+}
+
+int read_out_of_room(struct read_context *context)
+{
+    return err_set(context->err, ERR_LIMIT, "the request is too large to be read");
+}
+
+int read_fail_type(struct read_context *context, const char *key, const char *wanted)
+{
+    return err_set(context->err, ERR_INPUT, "%s%s%s must be %s",
+                   context->where ? context->where : "", context->where ? "." : "", key, wanted);
+}
+
+int read_text(struct read_context *context, struct json object, const char *key, bool needed,
+              struct str *out)
+{
+    struct json value = json_get(object, key);
+    if (!read_is_there(value) && !needed)
+        return 0;
+    if (json_type(value) != JSON_STRING)
+        return read_fail_type(context, key, "a string");
+    *out = json_str(value, context->arena);
+    return out->data ? 0 : read_out_of_room(context);
+}
+
+void *read_room(struct read_context *context, struct json array, size_t size)
+{
+    void *room = arena_alloc(context->arena, json_size(array) * size);
+    if (!room)
+        (void)read_out_of_room(context);
+    return room;
+}
+
+int read_number(struct read_context *context, struct json body, const char *key, bool *has,
+                double *out)
+{
+    struct json value = json_get(body, key);
+    if (!read_is_there(value))
+        return 0;
+    if (!json_double(value, out))
+        return read_fail_type(context, key, "a number");
+    *has = true;
+    return 0;
+}
+
+int read_tokens_max(struct read_context *context, struct json body, const char *key, int64_t *out)
+{
+    struct json value = json_get(body, key);
+    long long number;
+    if (!read_is_there(value))
+        return 0;
+    if (!json_int(value, &number) || number < 1)
+        return read_fail_type(context, key, "a positive integer");
+    *out = number;
+    return 0;
+}
+
+int read_flag(struct read_context *context, struct json body, const char *key, bool *out)
+{
+    struct json value = json_get(body, key);
+    if (!read_is_there(value))
+        return 0;
+    if (json_type(value) != JSON_TRUE && json_type(value) != JSON_FALSE)
+        return read_fail_type(context, key, "true or false");
+    *out = json_true(value);
+    return 0;
+}
+
+int read_texts(struct read_context *context, struct json body, const char *key,
+               const struct str **out, size_t *count)
+{
+    struct json value = json_get(body, key);
+    if (!read_is_there(value))
+        return 0;
+    bool single = json_type(value) == JSON_STRING;
+    if (!single && json_type(value) != JSON_ARRAY)
+        return read_fail_type(context, key, "a string or an array of strings");
+    size_t size = single ? 1 : json_size(value);
+    struct str *list = arena_alloc(context->arena, size * sizeof *list);
+    if (!list)
+        return read_out_of_room(context);
+    for (size_t i = 0; i < size; i++) {
+        struct json item = single ? value : json_at(value, i);
+        if (json_type(item) != JSON_STRING)
+            return read_fail_type(context, key, "a string or an array of strings");
+        list[i] = json_str(item, context->arena);
+        if (!list[i].data)
+            return read_out_of_room(context);
+    }
+    *out = list;
+    *count = size;
+    return 0;
+}

@@ -1,0 +1,37 @@
+/* read.h - private to the dialect room: reading members of a request with errors that name the
+ * place.
+ *
+ * null means absent, as everywhere in these protocols. */
+#ifndef DIALECT_READ_H
+#define DIALECT_READ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "json/json.h"
+
+struct err;
+
+struct read_context {
+    struct arena *arena;
+    struct err *err;
+    const char *where; /* "messages[3]"; NULL: the body itself */
+};
+
+bool read_is_there(struct json value); /* present and not null */
+int read_out_of_room(struct read_context *context);
+int read_fail_type(struct read_context *context, const char *key, const char *wanted);
+int read_text(struct read_context *context, struct json object, const char *key, bool needed,
+              struct str *out);
+/* Room for one element of `size` bytes per element of an array. */
+void *read_room(struct read_context *context, struct json array, size_t size);
+int read_number(struct read_context *context, struct json body, const char *key, bool *has,
+                double *out);
+int read_tokens_max(struct read_context *context, struct json body, const char *key, int64_t *out);
+int read_flag(struct read_context *context, struct json body, const char *key, bool *out);
+/* A string or an array of strings. */
+int read_texts(struct read_context *context, struct json body, const char *key,
+               const struct str **out, size_t *count);
+
+#endif
