@@ -308,3 +308,35 @@ def one_sentence(done, *words):
         assert word.lower() in lines[0].lower(), f"'{word}' is not in the message: {done}"
     assert "Traceback" not in lines[0] and "Assertion" not in lines[0]
     return lines[0]
+
+
+# ---------------------------------------------------------------- scripts and tasks
+def quoted(text):
+    """A TOML basic string; JSON's is one of them."""
+    return json.dumps(text, ensure_ascii=True).replace("\\u007f", "\\u007F")
+
+
+def bash(command_line):
+    """A turn in which the model asks mini to run a command."""
+    return {"bash": command_line}
+
+
+def script(path, *turns, when="", more=""):
+    """Writes a scripted model that answers turn by turn: text, or bash(...). Returns the --model argument."""
+    lines = ["[[rule]]", *([f"when = {{ {when} }}"] if when else [])]
+    for turn in turns:
+        lines.append("[[rule.turns]]")
+        if isinstance(turn, str):
+            lines.append(f"say = {quoted(turn)}")
+        else:
+            lines += ["[[rule.turns.call]]", 'name = "bash"', f"arguments = {{ command = {quoted(turn['bash'])} }}"]
+    pathlib.Path(path).write_text("\n".join(lines) + "\n" + more)
+    return f"script:{path}"
+
+
+def task(path, **fields):
+    """Writes a task as JSON. Returns the --task argument."""
+    fields.setdefault("name", "a-task")
+    fields.setdefault("instruction", "Do what has to be done.")
+    pathlib.Path(path).write_text(json.dumps(fields))
+    return str(path)
