@@ -25,6 +25,10 @@
 #include "loop/loop.h"
 #include "test.h"
 
+/* Each test file uses a part of this. */
+#pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+
 static struct loop *loop;
 static struct http_server *server;
 static uint16_t port;
