@@ -69,12 +69,13 @@ static void connection_close(struct keeper *keeper, struct connection *connectio
     list_remove(&connection->node);
     LIST_EACH (at, &connection->queue)
         packet_free(LIST_OF(at, struct packet, node));
+    bool private = keeper->options.private_fd >= 0;
     int fd = connection->watch.fd;
     keeper_unwatch(keeper, &connection->watch);
-    close(fd);
+    if (!private) /* else it closes with us: whoever waits for that knows that nothing is left */
+        close(fd);
     free(connection);
     pools_drop_owner(keeper, number);
-    bool private = keeper->options.private_fd >= 0;
     LIST_EACH (at, &keeper->sandboxes) {
         struct sandbox *sandbox = LIST_OF(at, struct sandbox, node);
         if (sandbox->owner != number)
