@@ -1,0 +1,259 @@
+/* api.c - the control listener: its token, its listening sockets, and who may see which route.
+ *
+ * The token is compared in constant time, and before anything else is looked at: without it nobody
+ * learns which routes or rollouts exist. A token that is blank is refused at start, for it would
+ * let anybody in. */
+#include "api/api.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "api/inner.h"
+#include "base/err.h"
+#include "base/fd.h"
+#include "base/file.h"
+#include "base/id.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "http/http.h"
+#include "json/json.h"
+
+#define BODY_BYTES_MAX (1u << 20)
+#define CONNECTIONS_MAX 1000
+#define TOKEN_BYTES 32
+#define TOKEN_SIZE_MIN 16
+#define TOKEN_SIZE_MAX 4096
+
+/* ---------------------------------------------------------------- the token */
+
+/* A new token, complete under its name or not at all. Somebody else being first is fine. */
+static int make_token(const char *path, struct err *err)
+{
+    char token[2 * TOKEN_BYTES + 2];
+    id_random_hex(token, TOKEN_BYTES);
+    token[2 * TOKEN_BYTES] = '\n';
+    char random[17];
+    id_random_hex(random, 8);
+    OWN(mem) char *fresh = mem_format("%s.%s", path, random);
+    OWN(fd) int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return err_errno(err, "token file '%s'", path);
+    int result = 0;
+    if (fd_write_all(fd, token, 2 * TOKEN_BYTES + 1) < 0 || fsync(fd) < 0)
+        result = err_errno(err, "token file '%s'", path);
+    else if (link(fresh, path) < 0 && errno != EEXIST)
+        result = err_errno(err, "token file '%s'", path);
+    (void)unlink(fresh);
+    explicit_bzero(token, sizeof token);
+    return result;
+}
+
+static int read_token(struct api *api, struct err *err)
+{
+    OWN(buf) struct buf content = {0};
+    if (!file_exists(api->token_file) && make_token(api->token_file, err) < 0)
+        return -1;
+    if (file_read(api->token_file, TOKEN_SIZE_MAX, &content, err) < 0)
+        return err_wrap(err, "the control token");
+    struct str token = str_trim(buf_str(&content));
+    if (!token.size)
+        return err_set(err, ERR_INPUT, "the token in '%s' is blank", api->token_file);
+    if (token.size < TOKEN_SIZE_MIN)
+        return err_set(err, ERR_INPUT, "the token in '%s' has fewer than %d characters",
+                       api->token_file, TOKEN_SIZE_MIN);
+    for (size_t i = 0; i < token.size; i++)
+        if (!isgraph((unsigned char)token.data[i]))
+            return err_set(err, ERR_INPUT, "the token in '%s' holds a blank or control byte",
+                           api->token_file);
+    struct stat status;
+    if (stat(api->token_file, &status) == 0 && (status.st_mode & 077))
+        LOG_WARN("api", NULL, "other users may read the token file '%s'", api->token_file);
+    api->token = str_dup(token);
+    explicit_bzero(content.data, content.size);
+    return 0;
+}
+
+/* Takes as long for a wrong token as for the right one. */
+static bool same_secret(struct str given, struct str secret)
+{
+    unsigned char difference = given.size != secret.size;
+    for (size_t i = 0; i < secret.size; i++)
+        difference |=
+            (unsigned char)((given.size ? given.data[i % given.size] : 0) ^ secret.data[i]);
+    return difference == 0;
+}
+
+static bool allowed(const struct api *api, const struct http_exchange *exchange)
+{
+    struct str given = str_trim(http_exchange_header(exchange, "authorization"));
+    if (given.size < 7 || !str_equal_nocase(str_upto(given, 7), STR("bearer ")))
+        return false;
+    return same_secret(str_trim(str_from(given, 7)), str_of(api->token));
+}
+
+/* ---------------------------------------------------------------- requests */
+
+void api_answer_error(struct http_exchange *exchange, const struct err *err)
+{
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_key(&out, "error");
+    json_begin_object(&out);
+    json_set_text(&out, "kind", err_meaning(err->kind)->name);
+    json_set_text(&out, "message", err->text);
+    json_end_object(&out);
+    json_end_object(&out);
+    http_respond_json(exchange, err_meaning(err->kind)->http_status, buf_str(&body));
+}
+
+static void answer_status(struct http_exchange *exchange, int status, const char *kind,
+                          const char *text, const struct http_header *header)
+{
+    OWN(buf) struct buf body = {0};
+    buf_format(&body, "{\"error\":{\"kind\":\"%s\",\"message\":\"%s\"}}", kind, text);
+    struct http_header headers[2] = {{STR("content-type"), STR("application/json")}};
+    if (header)
+        headers[1] = *header;
+    http_respond(exchange, status, headers, header ? 2 : 1, buf_str(&body));
+}
+
+/* Does the path fit the route; *name is what stands for the '*'. */
+static bool fits(const struct api_route *route, struct str path, struct str *name)
+{
+    struct str pattern = str_of(route->path);
+    *name = STR_NONE;
+    if (!str_ends(pattern, STR("*")))
+        return str_equal(path, pattern);
+    pattern.size--;
+    if (!str_starts(path, pattern))
+        return false;
+    *name = str_from(path, pattern.size);
+    return name->size > 0 && str_find_byte(*name, '/') < 0;
+}
+
+static void on_request(void *context, struct http_exchange *exchange)
+{
+    struct api *api = context;
+    struct str method = http_exchange_method(exchange);
+    struct str path = http_exchange_path(exchange);
+    bool may = allowed(api, exchange), known = false;
+    for (size_t i = 0; i < api_route_count; i++) {
+        const struct api_route *route = &api_routes[i];
+        struct str name;
+        if (!(may || route->open) || !fits(route, path, &name))
+            continue;
+        known = true;
+        if (str_is(method, route->method) ||
+            (str_is(method, "HEAD") && strcmp(route->method, "GET") == 0)) {
+            route->answer(api, exchange, name);
+            return;
+        }
+    }
+    if (!may && !known) {
+        struct http_header header = {STR("www-authenticate"), STR("Bearer")};
+        answer_status(exchange, 401, "denied", "a bearer token is needed", &header);
+    } else if (known) {
+        struct http_header header = {STR("allow"), STR("GET, HEAD")};
+        answer_status(exchange, 405, "bad_input", "this path has another method", &header);
+    } else {
+        answer_status(exchange, 404, "not_found", "there is nothing at this path", NULL);
+    }
+}
+
+/* ---------------------------------------------------------------- opening and closing */
+
+static void api_free(struct api *api)
+{
+    if (api->token)
+        explicit_bzero(api->token, strlen(api->token));
+    free(api->token);
+    free(api->token_file);
+    free(api->home);
+    free(api);
+}
+
+static bool is_loopback(const char *address)
+{
+    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
+           strcmp(address, "localhost") == 0;
+}
+
+static int api_listen(struct api *api, const struct api_options *options, struct err *err)
+{
+    const char *address = options->address && options->address[0] ? options->address : "127.0.0.1";
+    if (http_server_listen_tcp(api->server, address, options->port, &api->port, err) < 0)
+        return err_wrap(err, "the control listener");
+    if (!is_loopback(address))
+        LOG_WARN("api", NULL, "the control listener is open to the network on %s port %u", address,
+                 api->port);
+    if (options->unix_path && options->unix_path[0] &&
+        http_server_listen_unix(api->server, options->unix_path, 0600, err) < 0)
+        return err_wrap(err, "the control listener");
+    return 0;
+}
+
+static void on_half_built(void *context)
+{
+    api_free(context);
+}
+
+struct api *api_open(struct loop *loop, const struct api_options *options, struct err *err)
+{
+    struct api *api = mem_zero(sizeof *api);
+    api->loop = loop;
+    api->store = options->store;
+    api->home = mem_dup(options->home);
+    api->token_file = options->token_file && options->token_file[0]
+                          ? mem_dup(options->token_file)
+                          : mem_format("%s/token", options->home);
+    api->write_live = options->write_live;
+    api->read_metrics = options->read_metrics;
+    api->context = options->context;
+    if (read_token(api, err) < 0) {
+        api_free(api);
+        return NULL;
+    }
+    struct http_server_options server = {
+        .body_bytes_max = options->body_bytes_max ? options->body_bytes_max : BODY_BYTES_MAX,
+        .connections_max = options->connections_max ? options->connections_max : CONNECTIONS_MAX,
+        .on_request = on_request,
+        .context = api,
+    };
+    api->server = http_server_new(loop, &server);
+    if (api_listen(api, options, err) < 0) {
+        http_server_close(api->server, 0, on_half_built, api);
+        return NULL;
+    }
+    return api;
+}
+
+static void on_server_closed(void *context)
+{
+    struct api *api = context;
+    if (api->on_closed)
+        api->on_closed(api->closed_context);
+    api_free(api);
+}
+
+void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *context), void *context)
+{
+    api->on_closed = on_closed;
+    api->closed_context = context;
+    http_server_close(api->server, grace_ms, on_server_closed, api);
+}
+
+uint16_t api_port(const struct api *api)
+{
+    return api->port;
+}
+
+const char *api_token_file(const struct api *api)
+{
+    return api->token_file;
+}

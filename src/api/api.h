@@ -1,0 +1,54 @@
+/* api.h - the door of the api room: the control listener, for trainers, operators and pages.
+ *
+ * Everything lives on one loop, the control loop. What the routes show comes from the store and,
+ * for what is under way, from the callbacks in the options: the api knows no other room's insides.
+ * Every route but GET /health wants "Authorization: Bearer <token>". docs/http-api.md. */
+#ifndef API_H
+#define API_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct api;
+struct err;
+struct json_writer;
+struct loop;
+struct store;
+
+/* Numbers for GET /metrics, summed over lanes by whoever fills it in. */
+struct api_metrics {
+    uint64_t calls, calls_answered, calls_broken, calls_refused, call_retries; /* since start */
+    uint64_t calls_in_flight;
+    uint64_t prompt_tokens, completion_tokens;
+    uint64_t connections; /* of agents, since start */
+    uint64_t sessions;    /* rollouts with an open gateway */
+    uint64_t rollouts_queued, rollouts_running;
+    uint64_t sandboxes, sandboxes_created, sandboxes_failed;
+    const uint64_t *rollouts_by_fate; /* since start; trace_fate order; NULL: none */
+};
+
+struct api_options {
+    const char *home; /* <home>/token unless a file is named; <home>/rollouts/<id>/result.json */
+    struct store *store;
+    const char *address;    /* NULL: 127.0.0.1. Anything that is not loopback is logged */
+    uint16_t port;          /* 0: any free one */
+    const char *unix_path;  /* also listen here, mode 0600; NULL: no */
+    const char *token_file; /* NULL: <home>/token. Made with a new token, mode 0600, when missing */
+    size_t body_bytes_max;  /* 0: 1 MiB */
+    size_t connections_max; /* 0: 1000 */
+    /* One object for a rollout that is under way; false: not known. May be NULL. */
+    bool (*write_live)(void *context, const char *id, struct json_writer *out);
+    /* Fills in what it knows; the rest stays 0. May be NULL. */
+    void (*read_metrics)(void *context, struct api_metrics *out);
+    void *context;
+};
+
+/* Listens at once. Refused: a token file that is blank, too short or holds more than a token. */
+struct api *api_open(struct loop *loop, const struct api_options *options, struct err *err);
+/* Busy connections get up to `grace_ms`; then on_closed (may be NULL), and the api is gone. */
+void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *context), void *context);
+uint16_t api_port(const struct api *api);
+const char *api_token_file(const struct api *api);
+
+#endif
