@@ -5,13 +5,14 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "json/json.h"
 
 void answer_deinit(struct answer_builder *builder)
 {
     struct buf *fields[] = {&builder->id,         &builder->model,   &builder->text,
                             &builder->reasoning,  &builder->refusal, &builder->finish_text,
                             &builder->prompt_ids, &builder->ids,     &builder->logprob_ids,
-                            &builder->logprobs};
+                            &builder->logprobs,   &builder->opaque,  &builder->thought};
     for (size_t i = 0; i < COUNT(fields); i++)
         buf_deinit(fields[i]);
     for (size_t i = 0; i < builder->call_count; i++) {
@@ -46,6 +47,24 @@ void answer_add(struct answer_builder *builder, enum trace_delta_kind kind, stru
                                                         : &builder->refusal;
     buf_str_append(field, text);
     emit(builder, &(struct trace_delta){.kind = kind, .text = text});
+}
+
+void answer_keep(struct answer_builder *builder, struct str item)
+{
+    buf_byte(&builder->opaque, builder->opaque.size ? ',' : '[');
+    buf_str_append(&builder->opaque, item);
+}
+
+void answer_signature(struct answer_builder *builder, struct str signature)
+{
+    OWN(buf) struct buf item = {0};
+    struct json_writer json = {.out = &item};
+    json_begin_object(&json);
+    json_set_text(&json, "type", "thinking");
+    json_set_str(&json, "thinking", buf_str(&builder->thought));
+    json_set_str(&json, "signature", signature);
+    json_end_object(&json);
+    answer_keep(builder, buf_str(&item));
 }
 
 static struct answer_call *find_call(struct answer_builder *builder, int64_t index, struct str id,
@@ -183,6 +202,10 @@ void answer_build(const struct answer_builder *builder, struct arena *arena,
         .usage = builder->usage,
     };
     build_parts(builder, arena, &out->message);
+    if (builder->opaque.size) {
+        char *items = arena_format(arena, "%.*s]", STR_ARGS(buf_str(&builder->opaque)));
+        out->message.opaque = str_of(items);
+    }
     if (builder->call_count)
         build_calls(builder, arena, &out->message);
     if (builder->has_prompt_ids) {

@@ -24,6 +24,8 @@ struct answer_call {
 
 struct answer_builder {
     struct buf id, model, text, reasoning, refusal, finish_text;
+    struct buf opaque;  /* items of an open JSON array: "[{...},{...}" */
+    struct buf thought; /* of the thinking block being read */
     int64_t created_s;
     struct answer_call *calls;
     size_t call_count;
@@ -44,6 +46,10 @@ void answer_deinit(struct answer_builder *builder);
 void answer_set(struct buf *field, struct str value);
 /* TEXT, REASONING, REFUSAL. */
 void answer_add(struct answer_builder *builder, enum trace_delta_kind kind, struct str text);
+/* The signature of the thinking block just read: both are kept for replay. */
+void answer_signature(struct answer_builder *builder, struct str signature);
+/* An opaque item, as raw JSON. */
+void answer_keep(struct answer_builder *builder, struct str item);
 /* The call with that index of the upstream's (made when it is new), or NULL when there are too
  * many. A different id together with a name begins a new call even under an old index: some engines
  * number every call 0. index < 0: by id. */

@@ -10,6 +10,10 @@ int chat_read_request(struct json body, struct arena *arena, struct trace_reques
 void chat_rewrite_request(struct json body, const struct dialect_override *override,
                           struct buf *out);
 
+/* chat_make.c */
+void chat_write_request(const struct trace_request *request,
+                        const struct dialect_override *override, struct buf *out);
+
 /* chat_write.c */
 void chat_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                        struct buf *out);

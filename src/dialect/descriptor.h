@@ -14,10 +14,15 @@ struct dialect_path {
 struct dialect {
     const char *name, *summary;
     const struct dialect_path *paths; /* ends with a zeroed row */
+    const char *upstream_path; /* below the base URL; a request goes there in its own dialect */
     const char *keepalive;
 
     int (*read_request)(struct json body, struct arena *arena, struct trace_request *out,
                         struct err *err);
+    /* A body of this dialect from the canonical form; NULL: no upstream is spoken to in it unless
+     * the agent speaks it, too. */
+    void (*write_request)(const struct trace_request *request,
+                          const struct dialect_override *override, struct buf *out);
     void (*rewrite_request)(struct json body, const struct dialect_override *override,
                             struct buf *out);
     void (*write_answer)(const struct trace_request *request, const struct trace_answer *answer,

@@ -9,11 +9,17 @@
 
 static const struct dialect *const dialects[] = {
     &dialect_chat,
+    &dialect_messages,
 };
 
 const char *dialect_name(const struct dialect *dialect)
 {
     return dialect->name;
+}
+
+const char *dialect_upstream_path(const struct dialect *dialect)
+{
+    return dialect->upstream_path;
 }
 
 const struct dialect *dialect_find(const char *name)
@@ -60,6 +66,15 @@ void dialect_rewrite_request(const struct dialect *dialect, struct json body,
                              const struct dialect_override *override, struct buf *out)
 {
     dialect->rewrite_request(body, override, out);
+}
+
+bool dialect_write_request(const struct dialect *dialect, const struct trace_request *request,
+                           const struct dialect_override *override, struct buf *out)
+{
+    if (!dialect->write_request)
+        return false;
+    dialect->write_request(request, override, out);
+    return true;
 }
 
 void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,

@@ -32,6 +32,7 @@ enum dialect_route_kind {
     DIALECT_ROUTE_METHOD, /* the path is ours, the method is not: 405 */
     DIALECT_ROUTE_CALL,   /* a model call */
     DIALECT_ROUTE_MODELS, /* GET .../models[/name] */
+    DIALECT_ROUTE_COUNT,  /* counts tokens of a request, generates nothing */
 };
 struct dialect_route {
     enum dialect_route_kind kind;
@@ -41,7 +42,9 @@ struct dialect_route {
 struct dialect_route dialect_find_route(struct str method, struct str path);
 const struct dialect *dialect_find(const char *name); /* "chat"; NULL: no such dialect */
 const char *dialect_name(const struct dialect *dialect);
+const char *dialect_upstream_path(const struct dialect *dialect); /* "/chat/completions" */
 extern const struct dialect dialect_chat;
+extern const struct dialect dialect_messages;
 
 /* ---------------------------------------------------------------- requests */
 /* `body` must outlive `out`, whose arrays and decoded strings are in the arena. A body that is no
@@ -62,6 +65,11 @@ struct dialect_override {
 void dialect_rewrite_request(const struct dialect *dialect, struct json body,
                              const struct dialect_override *override, struct buf *out);
 
+/* The same request as a body of another dialect, for an upstream that speaks only that one. False:
+ * that dialect cannot be written. */
+bool dialect_write_request(const struct dialect *dialect, const struct trace_request *request,
+                           const struct dialect_override *override, struct buf *out);
+
 /* ---------------------------------------------------------------- answers to the agent */
 void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,
                           const struct trace_answer *answer, struct buf *out);
@@ -81,6 +89,9 @@ struct dialect_writer {
     bool usage; /* the client asked for it */
     bool begun;
     uint32_t calls;
+    bool open; /* protocols of blocks: one is open, of that kind and number */
+    enum trace_delta_kind open_kind;
+    uint32_t block;
 };
 /* `id` ("chatcmpl-..."), `model` and `request` are borrowed until the stream is over. */
 void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,

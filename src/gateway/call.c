@@ -584,7 +584,7 @@ static void attempt(struct call *call)
     struct upstream_request request = {
         .dialect = call->dialect,
         .request = &call->request,
-        .path = "/chat/completions",
+        .path = dialect_upstream_path(call->dialect),
         .body = call->rewritten.size ? buf_str(&call->rewritten) : buf_str(&call->body),
         .rollout_id = session->rollout_id,
         .task = session->task,

@@ -244,6 +244,20 @@ static void on_body(void *context, struct http_exchange *exchange, struct str bo
     call_begin(session, exchange, http_exchange_context(exchange), body);
 }
 
+/* An estimate, said at once: four bytes a token. Agents use it to decide when to compact; nobody
+ * generates anything, so it is no call. */
+static void on_count_body(void *context, struct http_exchange *exchange, struct str body,
+                          const struct err *err)
+{
+    if (err && err->kind != ERR_NONE) {
+        session_refused(context, REFUSED_BODY);
+        return;
+    }
+    OWN(buf) struct buf answer = {0};
+    buf_format(&answer, "{\"input_tokens\":%zu}", body.size / 4 + 1);
+    http_respond_json(exchange, 200, buf_str(&answer));
+}
+
 static void on_request(void *context, struct http_exchange *exchange)
 {
     struct gateway_session *session = context;
@@ -284,6 +298,9 @@ static void on_request(void *context, struct http_exchange *exchange)
         return;
     case DIALECT_ROUTE_MODELS:
         answer_models(session, exchange, route.dialect);
+        return;
+    case DIALECT_ROUTE_COUNT:
+        http_exchange_collect(exchange, session->limits.body_bytes_max, on_count_body, session);
         return;
     case DIALECT_ROUTE_CALL:
         http_exchange_set_context(exchange, (void *)(uintptr_t)route.dialect);

@@ -43,7 +43,7 @@ const char *trace_part_kind_name(enum trace_part_kind kind);
 
 struct trace_part {
     enum trace_part_kind kind;
-    struct str text; /* decoded */
+    struct str text; /* decoded; of images: their URL, data: included, when it is known */
     struct str raw;  /* the part's JSON as it came; STR_NONE for texts */
 };
 
@@ -57,6 +57,7 @@ struct trace_message {
     struct str name;         /* STR_NONE: none */
     struct str tool_call_id; /* TRACE_TOOL: which call this answers */
     struct str reasoning;    /* TRACE_ASSISTANT */
+    struct str opaque; /* signed or encrypted reasoning items: a raw JSON array, byte for byte */
     const struct trace_part *parts;
     size_t part_count;
     const struct trace_tool_call *calls;

@@ -73,6 +73,8 @@ void trace_message_write(const struct trace_message *message, struct json_writer
     set_optional(out, "name", message->name);
     set_optional(out, "tool_call_id", message->tool_call_id);
     set_optional(out, "reasoning", message->reasoning);
+    if (message->opaque.data)
+        json_set_raw(out, "opaque", message->opaque);
     write_content(message, out);
     if (message->call_count) {
         json_key(out, "tool_calls");

@@ -1,0 +1,176 @@
+/* chat_make.c - a chat completions request from the canonical form, for agents that speak another
+ * dialect to an upstream or a trainer that speaks only this one.
+ *
+ * Nothing the model could see is lost: text, images by URL, tool calls and their results, reasoning
+ * as reasoning_content. Parts that have no form here (documents, unknown blocks) travel as text, as
+ * the JSON they were. */
+#include "base/mem.h"
+#include "dialect/chat.h"
+
+static bool only_text(const struct trace_message *message)
+{
+    for (size_t i = 0; i < message->part_count; i++)
+        if (message->parts[i].kind == TRACE_PART_IMAGE && message->parts[i].text.data)
+            return false;
+    return true;
+}
+
+static struct str text_of(const struct trace_part *part)
+{
+    return part->text.data ? part->text : part->raw;
+}
+
+static void put_part(const struct trace_part *part, struct json_writer *out)
+{
+    json_begin_object(out);
+    if (part->kind == TRACE_PART_IMAGE && part->text.data) {
+        json_set_text(out, "type", "image_url");
+        json_key(out, "image_url");
+        json_begin_object(out);
+        json_set_str(out, "url", part->text);
+        json_end_object(out);
+    } else {
+        json_set_text(out, "type", "text");
+        json_set_str(out, "text", text_of(part));
+    }
+    json_end_object(out);
+}
+
+static void put_content(const struct trace_message *message, struct json_writer *out)
+{
+    json_key(out, "content");
+    if (!only_text(message)) {
+        json_begin_array(out);
+        for (size_t i = 0; i < message->part_count; i++)
+            put_part(&message->parts[i], out);
+        json_end_array(out);
+        return;
+    }
+    if (message->part_count == 0 && message->call_count) {
+        json_put_null(out);
+        return;
+    }
+    OWN(buf) struct buf text = {0};
+    for (size_t i = 0; i < message->part_count; i++) {
+        if (i)
+            buf_byte(&text, '\n');
+        buf_str_append(&text, text_of(&message->parts[i]));
+    }
+    json_put_str(out, text.size ? buf_str(&text) : STR(""));
+}
+
+static void put_calls(const struct trace_message *message, struct json_writer *out)
+{
+    json_key(out, "tool_calls");
+    json_begin_array(out);
+    for (size_t i = 0; i < message->call_count; i++) {
+        json_begin_object(out);
+        json_set_str(out, "id", message->calls[i].id);
+        json_set_text(out, "type", "function");
+        json_key(out, "function");
+        json_begin_object(out);
+        json_set_str(out, "name", message->calls[i].name);
+        json_set_str(out, "arguments", message->calls[i].arguments);
+        json_end_object(out);
+        json_end_object(out);
+    }
+    json_end_array(out);
+}
+
+/* `developer` is a word of one vendor; every chat template knows `system`. */
+static const char *role_of(const struct trace_message *message)
+{
+    return message->role == TRACE_DEVELOPER ? "system" : trace_role_name(message->role);
+}
+
+static void put_message(const struct trace_message *message, struct json_writer *out)
+{
+    json_begin_object(out);
+    json_set_text(out, "role", role_of(message));
+    if (message->role == TRACE_TOOL)
+        json_set_str(out, "tool_call_id", message->tool_call_id);
+    if (message->name.size)
+        json_set_str(out, "name", message->name);
+    put_content(message, out);
+    if (message->reasoning.size)
+        json_set_str(out, "reasoning_content", message->reasoning);
+    if (message->call_count)
+        put_calls(message, out);
+    json_end_object(out);
+}
+
+/* Tools of the model server's own have no schema and no meaning elsewhere: they are left out. */
+static void put_tools(const struct trace_request *request, struct json_writer *out)
+{
+    bool begun = false;
+    for (size_t i = 0; i < request->tool_count; i++) {
+        const struct trace_tool *tool = &request->tools[i];
+        if (!tool->parameters.data)
+            continue;
+        if (!begun) {
+            json_key(out, "tools");
+            json_begin_array(out);
+            begun = true;
+        }
+        json_begin_object(out);
+        json_set_text(out, "type", "function");
+        json_key(out, "function");
+        json_begin_object(out);
+        json_set_str(out, "name", tool->name);
+        if (tool->description.data)
+            json_set_str(out, "description", tool->description);
+        json_set_raw(out, "parameters", tool->parameters);
+        json_end_object(out);
+        json_end_object(out);
+    }
+    if (begun)
+        json_end_array(out);
+    if (begun && request->tool_choice.data)
+        json_set_raw(out, "tool_choice", request->tool_choice);
+}
+
+static void put_sampling(const struct trace_sampling *sampling,
+                         const struct dialect_override *override, struct json_writer *out)
+{
+    if (override->has_temperature || sampling->has_temperature)
+        json_set_double(out, "temperature",
+                        override->has_temperature ? override->temperature : sampling->temperature);
+    if (override->has_top_p || sampling->has_top_p)
+        json_set_double(out, "top_p", override->has_top_p ? override->top_p : sampling->top_p);
+    int64_t max = override->tokens_max ? override->tokens_max : sampling->tokens_max;
+    if (max)
+        json_set_int(out, "max_tokens", max);
+    if (sampling->has_seed)
+        json_set_int(out, "seed", sampling->seed);
+    if (sampling->stop_count) {
+        json_key(out, "stop");
+        json_begin_array(out);
+        for (size_t i = 0; i < sampling->stop_count; i++)
+            json_put_str(out, sampling->stop[i]);
+        json_end_array(out);
+    }
+}
+
+void chat_write_request(const struct trace_request *request,
+                        const struct dialect_override *override, struct buf *out)
+{
+    struct json_writer json = {.out = out};
+    json_begin_object(&json);
+    json_set_str(&json, "model", override->model.data ? override->model : request->model);
+    json_key(&json, "messages");
+    json_begin_array(&json);
+    for (size_t i = 0; i < request->message_count; i++)
+        put_message(&request->messages[i], &json);
+    json_end_array(&json);
+    put_tools(request, &json);
+    put_sampling(&request->sampling, override, &json);
+    if (override->capture) {
+        json_set_bool(&json, "logprobs", true);
+        json_set_bool(&json, "return_token_ids", true);
+        json_set_bool(&json, "return_tokens_as_token_ids", true);
+    }
+    json_set_bool(&json, "stream", request->stream);
+    if (request->stream)
+        json_set_raw(&json, "stream_options", STR("{\"include_usage\":true}"));
+    json_end_object(&json);
+}
