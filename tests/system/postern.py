@@ -32,6 +32,7 @@ REFUSED, ESCAPED, UNCLEAR = 0, 10, 20
 # One place for exit codes: docs/cli.md lists them, src/base/err.c holds them.
 EXIT_INPUT, EXIT_NOT_FOUND, EXIT_DENIED, EXIT_UNSUPPORTED = 2, 3, 5, 6
 EXIT_CAPACITY, EXIT_DISK_FULL, EXIT_SYSTEM = 9, 12, 13
+EXIT_OWN = 125  # exec: Postern itself failed, not the command
 EXIT_TIMEOUT, EXIT_CANCELLED, EXIT_OOM, EXIT_NO_PROGRAM = 124, 130, 137, 127
 
 
