@@ -5,7 +5,7 @@
  * drained ─► DONE
  *
  * Process 1 keeps the time: at a timeout or kill it orders TERM, after the grace KILL, and if the
- * supervisor itself does not answer for ten seconds (somebody stopped it) kills that and does its
+ * supervisor itself does not answer for five seconds (somebody stopped it) kills that and does its
  * work: all children of process 1 that are not supervisors or file workers are orphans of a dead
  * supervisor, and a sweep ends them with everything below them before the job's end is told.
  *
@@ -38,8 +38,9 @@
 #include "base/mem.h"
 
 #define GRACE_MS 500
-#define GIVE_UP_MS 10000
+#define GIVE_UP_MS 5000
 #define KILL_ALL_POLITE_MS 2000
+#define KILL_ALL_MS 10000
 #define SWEEP_MS 5000
 #define SWEEP_STEP_MS 10
 #define IDLE_MAX 2 /* supervisors of each kind kept for the next command */
@@ -522,7 +523,7 @@ static void finish_kill_all(struct porter *porter, int error)
 void job_kill_all(struct porter *porter, uint32_t id)
 {
     porter->kill_all_stream = id;
-    porter->kill_all_deadline_ms = porter->now_ms + GIVE_UP_MS;
+    porter->kill_all_deadline_ms = porter->now_ms + KILL_ALL_MS;
     porter->kill_all_force_ms = porter->now_ms + KILL_ALL_POLITE_MS;
     LIST_EACH (at, &porter->streams) {
         struct stream *stream = LIST_OF(at, struct stream, node);
@@ -679,7 +680,7 @@ int job_wait_ms(const struct porter *porter)
 
 void job_end_all(struct porter *porter)
 {
-    uint64_t deadline = clock_mono_ms() + GIVE_UP_MS;
+    uint64_t deadline = clock_mono_ms() + KILL_ALL_MS;
     LIST_EACH (at, &porter->children) {
         struct child *child = LIST_OF(at, struct child, node);
         if (!child->supervisor)

@@ -316,6 +316,8 @@ static void look_around(struct porter_world *world)
 {
     char text[8] = "";
     world->is_init = getpid() == 1;
+    if (chdir("/") < 0)
+        porter_die("working directory: %s", strerror(errno));
     world->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     OWN(fd)
     int fd = world->proc < 0 ? -1 : openat(world->proc, "self/setgroups", O_RDONLY | O_CLOEXEC);
