@@ -100,6 +100,7 @@ struct place {
     sandbox_done on_destroyed;
     void *destroy_context;
     struct process *step; /* create or destroy in flight */
+    bool begun;           /* something may exist there */
 };
 
 struct listing {
@@ -399,7 +400,10 @@ static void place_end(struct place *place)
                          place);
         return;
     }
-    place_destroy_step(place);
+    if (place->begun)
+        place_destroy_step(place);
+    else
+        place_gone(place, NULL);
 }
 
 static void explain(struct place *place)
@@ -493,6 +497,7 @@ static void on_create_end(void *context, const struct process_end *end)
 static void place_advance(struct place *place)
 {
     struct command *command = place->command;
+    place->begun = true;
     if (!command->spec.steps[STEP_CREATE].argv) {
         place_attach(place);
         return;
@@ -554,7 +559,13 @@ static void command_create(struct backend *backend, const char *id, const struct
                  spec->cpu_millis % 1000);
     if (spec->disk_bytes_max)
         snprintf(place->disk, sizeof place->disk, "%llu", (unsigned long long)spec->disk_bytes_max);
-    if (command->spec.parallel_max && command->place_count > command->spec.parallel_max)
+    if (place->image[0] && command->spec.image == COMMAND_IMAGE_NONE)
+        err_set(&place->err, ERR_UNSUPPORTED,
+                "backend '%s' has no images, so '%s' cannot be its root", command->spec.name, root);
+    else if (!place->image[0] && command->spec.image == COMMAND_IMAGE_REQUIRED)
+        err_set(&place->err, ERR_INPUT, "backend '%s' needs an image as root (\"image:NAME\")",
+                command->spec.name);
+    else if (command->spec.parallel_max && command->place_count > command->spec.parallel_max)
         err_set(&place->err, ERR_CAPACITY,
                 "backend '%s' allows %u sandbox%s at a time (parallel_max)", command->spec.name,
                 command->spec.parallel_max, command->spec.parallel_max == 1 ? "" : "es");
@@ -565,6 +576,7 @@ static void destroy_later(void *argument)
 {
     struct place *place = argument;
     place->state = PLACE_LIVE;
+    place->begun = true;
     place_end(place);
 }
 
@@ -771,7 +783,7 @@ static void build_environment(struct command *command)
 static int find_file(const struct sandbox_options *options, const char *name, char *path,
                      size_t size, struct err *err)
 {
-    for (const char *at = name; *at; at++)
+    for (const char *at = name; *at || at == name; at++)
         if (!((*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9') || *at == '-' || *at == '_'))
             return err_set(err, ERR_INPUT, "'%s' is no name of a backend", name);
     for (size_t i = 0; i < options->backend_dir_count; i++) {

@@ -71,7 +71,7 @@ static bool is_known(const struct command_spec *spec, struct str name)
 /* The next piece of a word: literal text, or a variable with its form. False at the end. */
 struct piece {
     struct str text;
-    bool variable, quoted;
+    bool variable, quoted, asks;
 };
 
 static int next_piece(const struct toml_node *word, struct str *rest, struct piece *piece,
@@ -105,11 +105,14 @@ static int next_piece(const struct toml_node *word, struct str *rest, struct pie
     if (str_ends(piece->text, STR(":sh"))) {
         piece->quoted = true;
         piece->text.size -= 3;
+    } else if (str_ends(piece->text, STR("?"))) {
+        piece->asks = true;
+        piece->text.size--;
     }
     return 1;
 }
 
-static int check_word(const struct command_spec *spec, const struct toml_node *word,
+static int check_word(const struct command_spec *spec, const struct toml_node *word, bool grouped,
                       struct err *err)
 {
     if (word->type != TOML_STRING)
@@ -120,9 +123,13 @@ static int check_word(const struct command_spec *spec, const struct toml_node *w
     struct str rest = str_make(word->text, word->text_size);
     struct piece piece;
     int more;
-    while ((more = next_piece(word, &rest, &piece, err)) > 0)
+    while ((more = next_piece(word, &rest, &piece, err)) > 0) {
         if (piece.variable && !is_known(spec, piece.text))
             return toml_error(word, err, "unknown variable '{%.*s}'", STR_ARGS(piece.text));
+        if (piece.asks && !grouped)
+            return toml_error(word, err, "'{%.*s?}' belongs into a nested array",
+                              STR_ARGS(piece.text));
+    }
     return more;
 }
 
@@ -133,22 +140,28 @@ static int check_argv(const struct command_spec *spec, const struct toml_node *a
         return toml_error(argv, err, "argv is an array of words, and not empty");
     if (argv->count > WORDS_MAX)
         return toml_error(argv, err, "more than %d words", WORDS_MAX);
-    if (argv->first->type == TOML_ARRAY)
+    if (argv->first->type == TOML_ARRAY && (!spec->common || argv == spec->common))
         return toml_error(argv->first, err, "the program itself cannot be optional");
     TOML_EACH(word, argv)
     {
         if (word->type != TOML_ARRAY) {
-            if (check_word(spec, word, err) < 0)
+            if (check_word(spec, word, false, err) < 0)
                 return -1;
             continue;
         }
         TOML_EACH(inner, word)
         {
-            if (check_word(spec, inner, err) < 0)
+            if (check_word(spec, inner, true, err) < 0)
                 return -1;
         }
     }
     return 0;
+}
+
+static int read_common(struct command_spec *spec, struct err *err)
+{
+    spec->common = toml_get(spec->toml.root, "common");
+    return spec->common ? check_argv(spec, spec->common, err) : 0;
 }
 
 static int read_step(struct command_spec *spec, enum command_step step, struct err *err)
@@ -254,15 +267,20 @@ int command_spec_read(struct command_spec *spec, const char *path, const char *n
     if (toml_read_file(&spec->toml, path, err) < 0)
         return -1;
     struct toml_node *root = spec->toml.root;
+    int image = COMMAND_IMAGE_NONE;
+    static const char *const images[] = {"none", "optional", "required", NULL};
     if (toml_text(root, "summary", &spec->summary, err) < 0 ||
+        toml_choice(root, "image", images, &image, err) < 0 ||
         toml_text(root, "argument", &spec->argument, err) < 0 ||
         toml_int(root, "parallel_max", 0, 1000000, &parallel_max, err) < 0 ||
         toml_environment(root, "environment", &spec->environment, NULL, err) < 0 ||
         toml_texts(root, "environment_pass", &spec->environment_pass, NULL, err) < 0 ||
         read_capabilities(spec, err) < 0 || read_retry_codes(spec, err) < 0 ||
-        read_variables(spec, err) < 0 || check_argument(spec, err) < 0)
+        read_variables(spec, err) < 0 || check_argument(spec, err) < 0 ||
+        read_common(spec, err) < 0)
         return -1;
     spec->parallel_max = (uint32_t)parallel_max;
+    spec->image = (enum command_image)image;
     for (int step = 0; step < STEP_COUNT; step++)
         if (read_step(spec, (enum command_step)step, err) < 0)
             return -1;
@@ -313,6 +331,7 @@ static int expand_word(const struct toml_node *word, bool grouped,
     OWN(buf) struct buf text = {0};
     struct str rest = str_make(word->text, word->text_size);
     struct piece piece;
+    bool asked = false;
     int more;
     while ((more = next_piece(word, &rest, &piece, err)) > 0) {
         if (!piece.variable) {
@@ -322,7 +341,9 @@ static int expand_word(const struct toml_node *word, bool grouped,
         const char *value = value_of(values, value_count, piece.text);
         if (!*value && grouped)
             return 0;
-        if (piece.quoted)
+        if (piece.asks)
+            asked = true;
+        else if (piece.quoted)
             append_quoted(&text, value);
         else
             buf_append(&text, value, strlen(value));
@@ -331,37 +352,55 @@ static int expand_word(const struct toml_node *word, bool grouped,
     }
     if (more < 0)
         return -1;
-    *out = arena_text(arena, buf_str(&text));
+    *out = asked && text.size == 0 ? NULL : arena_text(arena, buf_str(&text));
     return 1;
+}
+
+static size_t count_words(const struct toml_node *argv)
+{
+    size_t count = 0;
+    TOML_EACH(word, argv)
+    {
+        count += word->type == TOML_ARRAY ? word->count : 1;
+    }
+    return count;
+}
+
+/* Appends to words[*count]; there is room. */
+static int expand_words(const struct toml_node *argv, const struct command_value *values,
+                        size_t value_count, struct arena *arena, const char **words, size_t *count,
+                        struct err *err)
+{
+    TOML_EACH(word, argv)
+    {
+        bool grouped = word->type == TOML_ARRAY;
+        size_t start = *count;
+        for (const struct toml_node *inner = grouped ? word->first : word; inner;
+             inner = grouped ? inner->next : NULL) {
+            int kept = expand_word(inner, grouped, values, value_count, arena, &words[*count], err);
+            if (kept < 0)
+                return -1;
+            if (kept == 0) {
+                *count = start;
+                break;
+            }
+            *count += words[*count] != NULL;
+        }
+    }
+    return 0;
 }
 
 const char *const *command_expand(const struct command_spec *spec, enum command_step step,
                                   const struct command_value *values, size_t value_count,
                                   struct arena *arena, struct err *err)
 {
-    size_t total = 0, count = 0;
     const struct toml_node *argv = spec->steps[step].argv;
-    TOML_EACH(word, argv)
-    {
-        total += word->type == TOML_ARRAY ? word->count : 1;
-    }
-    const char **words = arena_alloc(arena, (total + 1) * sizeof *words);
-    TOML_EACH(word, argv)
-    {
-        bool grouped = word->type == TOML_ARRAY;
-        size_t start = count;
-        for (const struct toml_node *inner = grouped ? word->first : word; inner;
-             inner = grouped ? inner->next : NULL) {
-            int kept = expand_word(inner, grouped, values, value_count, arena, &words[count], err);
-            if (kept < 0)
-                return NULL;
-            if (kept == 0) {
-                count = start;
-                break;
-            }
-            count++;
-        }
-    }
+    size_t count = 0;
+    const char **words =
+        arena_alloc(arena, (count_words(spec->common) + count_words(argv) + 1) * sizeof *words);
+    if (expand_words(spec->common, values, value_count, arena, words, &count, err) < 0 ||
+        expand_words(argv, values, value_count, arena, words, &count, err) < 0)
+        return NULL;
     words[count] = NULL;
     return words;
 }

@@ -26,6 +26,9 @@ extern const char *const command_step_names[STEP_COUNT];
 
 #define COMMAND_VARIABLES_MAX 32
 
+/* What becomes of sandbox_spec.root. */
+enum command_image { COMMAND_IMAGE_NONE, COMMAND_IMAGE_OPTIONAL, COMMAND_IMAGE_REQUIRED };
+
 struct command_line {
     struct toml_node *argv; /* NULL: the step does not exist */
     uint32_t timeout_ms;
@@ -44,7 +47,9 @@ struct command_spec {
     const char *summary;
     const char *argument; /* the variable that "--backend NAME:VALUE" sets; NULL: none */
     unsigned capabilities;
-    uint32_t parallel_max; /* 0: no limit */
+    enum command_image image;
+    uint32_t parallel_max;    /* 0: no limit */
+    struct toml_node *common; /* words before those of every step; NULL: none */
     struct command_line steps[STEP_COUNT];
     struct command_variable variables[COMMAND_VARIABLES_MAX];
     size_t variable_count;

@@ -28,6 +28,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "json/json.h"
+#include "sandbox/channel_inner.h"
 #include "sandbox/manager.h"
 
 enum {
@@ -212,7 +213,9 @@ static void on_life_over(struct loop_timer *timer)
     struct sandbox *sandbox = timer->context;
     if (sandbox->state != SB_READY)
         return;
-    /* Destroyed from below: the porter ends, its jobs end as lost, and so the owner hears of it. */
+    struct err err = {0};
+    err_set(&err, ERR_LIMIT, "it reached the end of its life (%u ms)", sandbox->spec.life_ms_max);
+    channel_lose(sandbox->channel, &err); /* its jobs end as lost, then the owner hears of it */
     sandbox->life_over = true;
     start_destroy(sandbox);
 }
@@ -323,9 +326,6 @@ static void on_channel_lost(void *context, const struct err *err)
         sandbox->state = SB_LOST;
         sandbox->slot->lost++;
         sandbox->slot->live--;
-        if (sandbox->life_over)
-            err_set(&sandbox->err, ERR_LIMIT, "it reached the end of its life (%u ms)",
-                    sandbox->spec.life_ms_max);
     }
     if (backend->class->explain && !sandbox->life_over)
         backend->class->explain(backend, sandbox->id, on_explained, sandbox);
