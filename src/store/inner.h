@@ -35,7 +35,7 @@ void journal_close(struct journal *journal);
 /* Makes sure that there is a segment to write; starts a new one when the old is large or spoilt. */
 int journal_prepare(struct journal *journal, struct err *err);
 /* Writes and syncs sealed records. After a failure the segment is as long as before. */
-int journal_commit(struct journal *journal, struct str bytes, struct err *err);
+int journal_commit(struct journal *journal, struct str bytes, bool sync, struct err *err);
 /* Names of all segments, oldest first; a NULL-terminated list to be freed with
  * journal_names_free(). */
 char **journal_names(const struct journal *journal, struct err *err);

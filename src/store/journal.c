@@ -89,11 +89,11 @@ int journal_prepare(struct journal *journal, struct err *err)
     return segment_create(journal, err);
 }
 
-int journal_commit(struct journal *journal, struct str bytes, struct err *err)
+int journal_commit(struct journal *journal, struct str bytes, bool sync, struct err *err)
 {
     bool written = lseek(journal->fd, (off_t)journal->size, SEEK_SET) >= 0 &&
                    fd_write_all(journal->fd, bytes.data, bytes.size) == 0;
-    if (written && fdatasync(journal->fd) == 0) {
+    if (written && (!sync || fdatasync(journal->fd) == 0)) {
         journal->size += bytes.size;
         return 0;
     }

@@ -57,6 +57,7 @@ struct store {
     struct item *first, **last;
     uint64_t queued_bytes;
     bool closing;
+    enum store_sync sync;
     struct store_counts counts;
 
     /* The writer's own. */
@@ -211,7 +212,7 @@ static void update_index(struct store *store, struct str batch, uint64_t batch_o
         LOG_WARN("store", NULL, "the index is behind the journal for now: %s", err.text);
 }
 
-static void commit(struct store *store, struct item *batch)
+static void commit(struct store *store, struct item *batch, bool sync)
 {
     struct err err = {0};
     OWN(buf) struct buf bytes = {0};
@@ -232,7 +233,7 @@ static void commit(struct store *store, struct item *batch)
             record_seal(item->bytes.data, item->bytes.size, ++sequence, now);
             buf_str_append(&bytes, buf_str(&item->bytes));
         }
-        good = journal_commit(&store->journal, buf_str(&bytes), &err) == 0;
+        good = journal_commit(&store->journal, buf_str(&bytes), sync, &err) == 0;
         if (good) {
             store->journal.sequence = sequence;
             update_index(store, buf_str(&bytes), offset);
@@ -253,7 +254,7 @@ static void commit(struct store *store, struct item *batch)
     }
 }
 
-static struct item *take_batch(struct store *store)
+static struct item *take_batch(struct store *store, bool *sync)
 {
     pthread_mutex_lock(&store->lock);
     while (!store->first && !store->closing)
@@ -261,7 +262,8 @@ static struct item *take_batch(struct store *store)
     struct item *batch = store->first;
     struct item **end = &store->first;
     uint64_t bytes = 0;
-    while (*end && (bytes == 0 || bytes + (*end)->bytes.size <= BATCH_BYTES_MAX)) {
+    uint64_t room = store->sync == STORE_SYNC_ALWAYS ? 0 : BATCH_BYTES_MAX;
+    while (*end && (bytes == 0 || bytes + (*end)->bytes.size <= room)) {
         bytes += (*end)->bytes.size;
         end = &(*end)->next;
     }
@@ -272,6 +274,7 @@ static struct item *take_batch(struct store *store)
             store->last = &store->first;
         store->queued_bytes -= bytes;
     }
+    *sync = store->sync != STORE_SYNC_NEVER;
     pthread_mutex_unlock(&store->lock);
     return batch;
 }
@@ -280,8 +283,9 @@ static void *writer(void *argument)
 {
     struct store *store = argument;
     struct item *batch;
-    while ((batch = take_batch(store)))
-        commit(store, batch);
+    bool sync;
+    while ((batch = take_batch(store, &sync)))
+        commit(store, batch, sync);
     return NULL;
 }
 
@@ -307,6 +311,7 @@ static struct store *store_new(const char *home, bool read_only)
     struct store *store = mem_zero(sizeof *store);
     store->home = mem_dup(home);
     store->read_only = read_only;
+    store->sync = STORE_SYNC_BATCH;
     store->last = &store->first;
     store->journal.fd = -1;
     pthread_mutex_init(&store->read_lock, NULL);
@@ -365,6 +370,13 @@ void store_close(struct store *store)
 const char *store_home(const struct store *store)
 {
     return store->home;
+}
+
+void store_set_sync(struct store *store, enum store_sync sync)
+{
+    pthread_mutex_lock(&store->lock);
+    store->sync = sync;
+    pthread_mutex_unlock(&store->lock);
 }
 
 const struct store_recovery *store_recovered(const struct store *store)

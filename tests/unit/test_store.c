@@ -385,6 +385,26 @@ TEST(what_is_queued_when_the_store_is_closed_is_kept)
     home_remove();
 }
 
+TEST(every_way_of_syncing_keeps_every_record)
+{
+    home_make();
+    struct waiter waiter = {.loop = loop_new(NULL)};
+    struct store *store = store_open(home, NULL);
+    static const enum store_sync ways[] = {STORE_SYNC_ALWAYS, STORE_SYNC_NEVER, STORE_SYNC_BATCH};
+    for (uint32_t i = 0; i < 60; i++) {
+        store_set_sync(store, ways[i / 20]);
+        EXPECT_INT(append(store, &waiter, STORE_INTENT, "c-1", i, STR("{}")), 0);
+    }
+    wait_for_all(&waiter);
+    EXPECT_INT(waiter.failed, 0);
+    struct seen seen = {0};
+    EXPECT_INT(store_recover(store, see, &seen, NULL, NULL), 0);
+    EXPECT_INT(seen.count, 60);
+    store_close(store);
+    loop_free(waiter.loop);
+    home_remove();
+}
+
 TEST(segments_are_rotated_and_all_of_them_are_walked)
 {
     home_make();
