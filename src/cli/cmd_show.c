@@ -73,7 +73,7 @@ static void put_commands(struct show *show, struct json list, const char *title)
     if (!json_size(list))
         return;
     heading(show, title);
-    JSON_EACH (item, commands) {
+    JSON_EACH (item, list) {
         struct str command = json_str(json_get(item.value, "command"), &show->arena);
         printf("$ %.*s   -> %lld (%lld ms)\n", STR_ARGS(command),
                json_int_or(json_get(item.value, "code"), -1),

@@ -1,0 +1,162 @@
+/* serve.c - `postern serve`: the machine and the control listener, until a signal says stop.
+ *
+ * The first SIGINT or SIGTERM closes the listener and ends what runs; a second one hurries. */
+#include "runtime/runtime.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "json/json.h"
+#include "runtime/internal.h"
+
+#define API_GRACE_MS 2000
+
+struct serve {
+    struct machine *machine;
+    struct api *api;
+    unsigned signals;
+};
+
+static bool write_live(void *context, const char *id, struct json_writer *out)
+{
+    struct serve *serve = context;
+    struct rollout_view view;
+    if (!serve->machine->rollouts || !rollouts_view(serve->machine->rollouts, id, &view))
+        return false;
+    rollout_view_write(&view, out);
+    return true;
+}
+
+/* Counters of the sandboxes live on their lanes; each is asked on its own thread. */
+struct lane_count {
+    struct machine_lane *room;
+    struct buf text;
+};
+
+static void ask_lane(void *argument)
+{
+    struct lane_count *count = argument;
+    struct json_writer writer = {.out = &count->text};
+    sandboxes_report(count->room->sandboxes, &writer);
+}
+
+static void add_sandboxes(struct machine *machine, struct api_metrics *out)
+{
+    for (size_t i = 0; i < machine->room_count; i++) {
+        struct lane_count count = {.room = &machine->rooms[i]};
+        OWN(json_doc) struct json_doc doc = {0};
+        if (!count.room->sandboxes)
+            continue;
+        loop_call(count.room->loop, ask_lane, &count);
+        if (json_read(&doc, buf_str(&count.text), NULL, NULL) == 0) {
+            struct json root = json_root(&doc);
+            JSON_EACH (item, json_get(root, "backends")) {
+                out->sandboxes += (uint64_t)json_int_or(json_get(item.value, "live"), 0);
+                out->sandboxes_created += (uint64_t)json_int_or(json_get(item.value, "created"), 0);
+                out->sandboxes_failed += (uint64_t)json_int_or(json_get(item.value, "failed"), 0);
+            }
+        }
+        buf_deinit(&count.text);
+    }
+}
+
+static void read_metrics(void *context, struct api_metrics *out)
+{
+    static uint64_t by_fate[TRACE_FATES];
+    struct serve *serve = context;
+    struct machine *machine = serve->machine;
+    if (machine->closing)
+        return;
+    for (size_t i = 0; i < machine->room_count; i++) {
+        struct gateway_counts counts;
+        gateway_counts(machine->rooms[i].gateway, &counts);
+        out->calls += counts.calls;
+        out->calls_answered += counts.answered;
+        out->calls_broken += counts.broken;
+        out->calls_refused += counts.refused;
+        out->call_retries += counts.retries;
+        out->calls_in_flight += counts.in_flight;
+        out->prompt_tokens += counts.prompt_tokens;
+        out->completion_tokens += counts.completion_tokens;
+        out->connections += counts.connections;
+        out->sessions += counts.sessions;
+    }
+    struct rollout_counts rollouts = rollouts_counts(machine->rollouts);
+    out->rollouts_queued = rollouts.queued;
+    out->rollouts_running = rollouts.running;
+    memcpy(by_fate, rollouts.by_fate, sizeof by_fate);
+    out->rollouts_by_fate = by_fate;
+    add_sandboxes(machine, out);
+}
+
+static void on_api_closed(void *context)
+{
+    struct serve *serve = context;
+    serve->api = NULL;
+    machine_close(serve->machine);
+}
+
+static void on_signal(void *context, int number)
+{
+    struct serve *serve = context;
+    LOG_INFO("runtime", NULL, "signal %d: stopping", number);
+    if (serve->signals++ == 0 && serve->api)
+        api_close(serve->api, API_GRACE_MS, on_api_closed, serve);
+    else if (serve->machine && serve->machine->rollouts)
+        rollouts_cancel_all(serve->machine->rollouts, "the server is stopping", true);
+}
+
+static int open_api(struct serve *serve, const struct config *config, struct err *err)
+{
+    struct api_options options = {
+        .home = config->home,
+        .store = serve->machine->store,
+        .address = config->listen_address,
+        .port = (uint16_t)config->listen_port,
+        .unix_path = config->listen_unix[0] ? config->listen_unix : NULL,
+        .token_file = config->listen_token_file[0] ? config->listen_token_file : NULL,
+        .body_bytes_max = (size_t)config->listen_body_bytes_max,
+        .connections_max = (size_t)config->listen_connections_max,
+        .write_live = write_live,
+        .read_metrics = read_metrics,
+        .context = serve,
+    };
+    serve->api = api_open(serve->machine->loop, &options, err);
+    return serve->api ? 0 : -1;
+}
+
+static void tell(const struct serve *serve, const struct config *config,
+                 void (*on_ready)(void *context, const char *line), void *context)
+{
+    OWN(mem)
+    char *tcp = mem_format("listening on http://%s:%u (token in %s)", config->listen_address,
+                           api_port(serve->api), api_token_file(serve->api));
+    on_ready(context, tcp);
+    if (!config->listen_unix[0])
+        return;
+    OWN(mem) char *local = mem_format("listening on unix:%s", config->listen_unix);
+    on_ready(context, local);
+}
+
+int runtime_serve(const struct config *config, void (*on_ready)(void *context, const char *line),
+                  void *context, struct err *err)
+{
+    struct serve serve = {0};
+    struct machine_options options = {.on_signal = on_signal, .context = &serve};
+    serve.machine = machine_open(config, &options, err);
+    if (!serve.machine)
+        return -1;
+    int result = open_api(&serve, config, err);
+    if (result == 0)
+        tell(&serve, config, on_ready, context);
+    else
+        machine_close(serve.machine);
+    loop_run(serve.machine->loop);
+    machine_free(serve.machine);
+    return result;
+}
