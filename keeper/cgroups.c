@@ -218,8 +218,9 @@ static unsigned start_v1(struct cgroups *cgroups, const struct found_mount *moun
             struct cgroup_tree *tree = &cgroups->trees[cgroups->tree_count];
             *tree = (struct cgroup_tree){.controllers = 1u << i};
             if (make_group(own, cgroups->name, tree->path, sizeof tree->path) < 0) {
-                snprintf(cgroups->reason, sizeof cgroups->reason,
-                         "no permission to make control groups in '%.150s'", own);
+                if (!cgroups->reason[0])
+                    snprintf(cgroups->reason, sizeof cgroups->reason,
+                             "no permission to make control groups in '%.150s'", own);
                 continue;
             }
             cgroups->tree_count++;

@@ -195,7 +195,8 @@ static int make_tree(const struct child_plan *plan, uint32_t index, const int *l
                                             {"lowerdir", dirs},
                                             {"upperdir", upper},
                                             {"workdir", work},
-                                            {NULL, NULL}};
+                                            {plan->upper_on_disk ? "volatile" : NULL, NULL},
+                                            {NULL, NULL}}; /* never synced: it is thrown away */
     const struct mount_option readonly[] = {{"userxattr", NULL}, {"lowerdir", dirs}, {NULL, NULL}};
     return mount_make("overlay", tree->upper ? writable : readonly,
                       MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, err);

@@ -265,7 +265,10 @@ void ids_describe(const struct ids *ids, int slot, bool root_user, char *text, s
                  IDS_RANGE_SIZE);
         return;
     case IDS_SHARED:
-        snprintf(text, size, "0 %u %u", ids->base, ids->count);
+        if (ids->base) /* one piece; a user's own id and the subordinate ones are two */
+            snprintf(text, size, "0 %u %u", ids->base, ids->count);
+        else
+            snprintf(text, size, "0 0 1\n1 1 %u", ids->count - 1);
         return;
     case IDS_SINGLE:
         snprintf(text, size, "%u 0 1", root_user ? 0 : IDS_USER);

@@ -21,6 +21,7 @@
 #include "stage.h"
 
 struct keeper;
+struct sandbox;
 
 /* --- what a sandbox looks like -----------------------------------------------------------------
  */
@@ -47,8 +48,8 @@ const char *isolation_name(enum isolation isolation);
 struct layer {
     struct list node;
     char id[ID_MAX];
-    int upper;                                /* the mount of a tmpfs, or -1 */
-    char *dir;                                /* or a directory on disk */
+    char *dir; /* where it can be reached: on the stage (tmpfs), or on disk */
+    bool on_stage;
     unsigned trees;                           /* bits: which r<i> it has */
     struct layer *parents[KEEPER_LAYERS_MAX]; /* lowest first */
     size_t parent_count;
@@ -57,6 +58,8 @@ struct layer {
     uint64_t owner; /* connection number */
     uint64_t orphan_at_ms;
 };
+/* The upper layer becomes a layer others can stand on. Takes its mount or directory. */
+struct layer *layer_make(struct keeper *keeper, struct sandbox *sandbox, struct err *err);
 struct layer *layer_find(struct keeper *keeper, const char *id);
 void layer_hold(struct layer *layer);
 void layer_let_go(struct keeper *keeper, struct layer *layer);
@@ -186,7 +189,7 @@ struct keeper {
     size_t live_count, embryo_count, starting_count; /* live: all with a process */
     uint64_t next_connection;
     uint64_t empty_since_ms;
-    uint64_t created_count;
+    uint64_t created_count, layer_count;
     struct watch listen_watch;
     bool ending;
 };

@@ -114,8 +114,6 @@ static int add_layer(struct planner *planner, const struct stack *stack, size_t 
             return 0;
         snprintf(path, sizeof path, "r%u", tree);
         snprintf(what, sizeof what, "layer %s", layer->id);
-        if (!layer->dir)
-            return add_lower(planner, layer->upper, path, false, what, err);
         OWN(fd) int dir = open(layer->dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
         if (dir < 0)
             return err_errno(err, "%s", what);

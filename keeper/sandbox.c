@@ -71,22 +71,6 @@ void sandbox_free(struct keeper *keeper, struct sandbox *sandbox)
     free(sandbox);
 }
 
-/* The upper layer becomes a layer others can stand on. */
-static struct layer *make_layer(struct keeper *keeper, struct sandbox *sandbox)
-{
-    struct layer *layer = mem_zero(sizeof *layer);
-    id_make(layer->id, "ly");
-    layer->upper = sandbox->disk_dir ? -1 : fd_take(&sandbox->upper);
-    layer->dir = TAKE(sandbox->disk_dir);
-    layer->trees = sandbox->trees;
-    layer->owner = sandbox->owner;
-    for (size_t i = 0; i < sandbox->used_count; i++) /* the hold moves */
-        layer->parents[layer->parent_count++] = sandbox->used[i];
-    sandbox->used_count = 0;
-    list_append(&keeper->layers, &layer->node);
-    return layer;
-}
-
 static void finish(struct keeper *keeper, struct sandbox *sandbox)
 {
     sandbox->life = LIFE_GONE;
@@ -168,10 +152,11 @@ static void release(struct keeper *keeper, struct sandbox *sandbox)
     ids_give(&keeper->ids, sandbox->slot);
     sandbox->slot = -1;
     if (sandbox->snapshot.wanted && !sandbox->err.kind) {
-        struct layer *layer = make_layer(keeper, sandbox);
+        struct layer *layer = layer_make(keeper, sandbox, &sandbox->err);
         OWN(buf) struct buf fields = {0};
-        keeper_add(&fields, "layer", layer->id);
-        server_answer(keeper, &sandbox->snapshot, &fields, NULL, 0, NULL);
+        if (layer)
+            keeper_add(&fields, "layer", layer->id);
+        server_answer(keeper, &sandbox->snapshot, &fields, NULL, 0, &sandbox->err);
         sandbox->destroy.wanted = true; /* it ends here; nobody is told twice */
         sandbox->destroy.connection = 0;
     }
@@ -578,6 +563,8 @@ void sandbox_facts(struct keeper *keeper, const struct sandbox *sandbox, struct 
     const struct shape *shape = sandbox->shape;
     char map[64];
     ids_describe(&keeper->ids, sandbox->slot, shape->root_user, map, sizeof map);
+    for (char *at = map; (at = strchr(at, '\n'));)
+        *at = ',';
     buf_format(out, "{\"backend\":\"local\",\"isolation\":\"%s\",\"root\":",
                isolation_name(shape->isolation));
     char root[200];

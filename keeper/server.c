@@ -481,8 +481,10 @@ bool server_adopt_socket(struct keeper *keeper, int fd)
     size_t count = 0;
     LIST_EACH (at, &keeper->connections)
         count++;
-    /* The user who started us is 0 here: root, or mapped to it. */
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || peer.uid != 0 ||
+    /* The user who started us is 0 here: root, or mapped to it. A private socket was inherited. */
+    bool inherited = fd == keeper->options.private_fd;
+    if ((!inherited &&
+         (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || peer.uid != 0)) ||
         count >= CONNECTIONS_MAX || fd_nonblocking(fd, true) < 0) {
         LOG_WARN("keeper", NULL, "a connection was refused");
         close(fd);

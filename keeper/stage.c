@@ -343,6 +343,17 @@ static int build_places(struct stage *stage, struct err *err)
     return 0;
 }
 
+/* Sandboxes get copies of these mounts as they are: read-only, also for whoever owns the files. */
+static int freeze_part(struct stage *stage, const char *name, struct err *err)
+{
+    OWN(fd) int cover = mount_clone(stage->dir, name, true, err);
+    if (cover < 0 ||
+        mount_shape(cover, true, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1,
+                    err) < 0)
+        return -1;
+    return mount_attach(cover, stage->dir, name, err);
+}
+
 int stage_build(struct stage *stage, const struct ids *ids, struct err *err)
 {
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
@@ -365,8 +376,9 @@ int stage_build(struct stage *stage, const struct ids *ids, struct err *err)
     else if (mounted >= 0)
         stage->dir = open(STAGE, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (mounted >= 0 && stage->dir >= 0 && build_skel(stage, ids, err) == 0 &&
-        build_graft(stage, ids, err) == 0 && build_dev(stage, host, err) == 0)
-        result = build_places(stage, err);
+        build_graft(stage, ids, err) == 0 && build_dev(stage, host, err) == 0 &&
+        build_places(stage, err) == 0 && freeze_part(stage, "dev", err) == 0)
+        result = freeze_part(stage, "empty", err);
     for (size_t i = 0; i < COUNT(nodes); i++)
         fd_close(&host[i]);
     umask(mask);

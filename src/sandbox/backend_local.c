@@ -98,7 +98,7 @@ static void complete(struct pending *pending, struct str packet, struct backend_
     const struct err *told = err && err->kind ? err : NULL;
     switch (pending->ask) {
     case ASK_HELLO:
-        if (told)
+        if (told && !local->stopping)
             LOG_WARN("sandbox", NULL, "the keeper: %s", told->text);
         else
             local->no_limits = keeper_field_number(packet, "limits", 0, 1) == 0;
@@ -121,7 +121,7 @@ static void complete(struct pending *pending, struct str packet, struct backend_
         pending->on.found(pending->context, pending->found, pending->found_count, told);
         break;
     case ASK_QUIET:
-        if (told)
+        if (told && !local->stopping)
             LOG_WARN("sandbox", NULL, "the keeper: %s", told->text);
         break;
     }
@@ -343,7 +343,8 @@ static void handle_answer(struct local *local, struct str packet, int *fds, size
     if (keeper_packet_is_sound(packet))
         pending = find_pending(local, keeper_field_number(packet, "seq", 0, INT64_MAX));
     if (!pending) {
-        LOG_WARN("sandbox", NULL, "the keeper answered something nobody asked");
+        if (!local->stopping)
+            LOG_WARN("sandbox", NULL, "the keeper answered something nobody asked");
         return;
     }
     local->answered = true;
