@@ -18,7 +18,8 @@
 
 static struct loop *loop;
 static struct http_server *server;
-static struct buf trace; /* what the handlers saw */
+static struct buf trace;  /* what the handlers saw */
+static struct buf stream; /* a streamed body so far; counts only when it came to its end */
 
 static void on_body(void *context, struct http_exchange *exchange, struct str body,
                     const struct err *err)
@@ -37,10 +38,10 @@ static void on_data(void *context, struct http_exchange *exchange, struct str da
     (void)context;
     if (err)
         return;
-    buf_str_append(&trace, data);
+    buf_str_append(&stream, data);
     if (!end)
         return;
-    buf_format(&trace, " end\n");
+    buf_str_append(&trace, buf_str(&stream));
     http_respond_begin(exchange, 200, NULL, 0);
     http_respond_write(exchange, STR("streamed"));
     http_respond_end(exchange);
@@ -58,6 +59,7 @@ static void on_request(void *context, struct http_exchange *exchange)
         CHECK(!memchr(headers[i].value.data, '\n', headers[i].value.size));
         buf_format(&trace, "%.*s: %.*s\n", STR_ARGS(headers[i].name), STR_ARGS(headers[i].value));
     }
+    buf_clear(&stream);
     struct str path = http_exchange_path(exchange);
     if (str_starts(path, STR("/s")))
         http_exchange_stream(exchange, on_data, NULL);

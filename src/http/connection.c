@@ -364,7 +364,7 @@ static long take_end(struct http_conn *conn, size_t size)
 static long take_exchange(struct http_conn *conn, char *data, size_t size)
 {
     struct http_exchange *exchange = conn->exchange;
-    if (exchange->ended && exchange->mode != BODY_DISCARD)
+    if (exchange->ended && (exchange->mode != BODY_DISCARD || (conn->eof && !size)))
         return take_end(conn, size);
     if (http_exchange_wants_body(exchange))
         return take_body(conn, data, size);
@@ -444,7 +444,9 @@ static void pump(struct http_conn *conn, char *data, size_t size)
         buf_append(&conn->in, data, size);
     }
     do {
-        buf_consume(&conn->in, take(conn, conn->in.data, conn->in.size));
+        size_t taken = take(conn, conn->in.data, conn->in.size);
+        if (taken)
+            buf_consume(&conn->in, taken);
         if (conn->closed || conn->broken || !conn->out.size || conn->blocked)
             break;
         flush(conn);

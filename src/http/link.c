@@ -391,8 +391,9 @@ static void feed(struct link *link, char *data, size_t size)
     } else {
         buf_append(&link->in, data, size);
     }
-    if (link->in.size || (link->call && link->call->head_seen))
-        buf_consume(&link->in, take(link, link->in.data, link->in.size));
+    size_t taken = take(link, link->in.data, link->in.size);
+    if (taken)
+        buf_consume(&link->in, taken);
     if (!link->in.size && link->in.start)
         buf_deinit(&link->in);
 }

@@ -360,6 +360,19 @@ TEST(a_body_nobody_asked_for_is_read_over_when_it_is_small)
     close_world();
 }
 
+TEST(a_body_nobody_asked_for_that_is_cut_off_ends_the_connection_at_once)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nGET"));
+    EXPECT(hear_until(peer, &in, "hello"));
+    shutdown(peer, SHUT_WR);
+    EXPECT_INT(hear_all(peer, &in), -1);
+    close(peer);
+    close_world();
+}
+
 TEST(a_streamed_upload_stops_while_paused_and_goes_on_afterwards)
 {
     open_world((struct http_server_options){0});
