@@ -344,3 +344,31 @@ TEST(what_is_wrong_in_a_script_is_named_with_its_place)
     EXPECT_INT(err.kind, ERR_NOT_FOUND);
     world_end(&world);
 }
+
+/* The examples people copy are examples that work. */
+TEST(the_examples_of_the_documentation_are_valid_scripts)
+{
+    OWN(buf) struct buf page = {0};
+    struct err err = {0};
+    struct world world = {0};
+    world_start(&world);
+    EXPECT_INT(file_read(POSTERN_SOURCE_DIR "/docs/scripted-model.md", 1 << 20, &page, &err), 0);
+    struct str rest = buf_str(&page);
+    int found = 0;
+    for (;;) {
+        long start = str_find(rest, STR("```toml\n"));
+        if (start < 0)
+            break;
+        rest = str_from(rest, (size_t)start + 8);
+        long end = str_find(rest, STR("\n```"));
+        EXPECT(end > 0);
+        OWN(mem) char *script = str_dup(str_upto(rest, (size_t)end + 1));
+        if (world_model_script(&world, script, &err) < 0)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+        model_unref(world.model);
+        world.model = NULL;
+        found++;
+    }
+    EXPECT_INT(found, 2);
+    world_end(&world);
+}
