@@ -180,7 +180,8 @@ def test_daemons_are_gone_after_a_timeout(postern):
 def test_daemons_would_stay_without_the_sandbox():
     """The counter-proof of the two above: `timeout` alone leaves them running."""
     mark = f"daemon-{os.getpid()}-{time.monotonic_ns()}"
-    lib.bare("daemonise", mark, "600", prefix=["timeout", "-k", "1", "1"])
+    subprocess.run(["timeout", "-k", "1", "1", lib.PROBE, "daemonise", mark, "600"], stdin=subprocess.DEVNULL,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30)
     left = lib.processes(mark)
     for pid in left:
         os.kill(pid, signal.SIGKILL)

@@ -90,9 +90,9 @@ def made(kind, tmp):
 
 @pytest.mark.parametrize("kind", ["docker save", "oci folder", "oci folder gzip", "oci archive gzip"])
 def test_an_image_becomes_a_root(postern, tmp, kind):
-    done = postern("image", "import", str(made(kind, tmp)), "sample")
+    done = postern("image", "import", str(made(kind, tmp)), "--name", "sample")
     assert done.code == 0, done
-    assert "sample" in postern("image", "list").text
+    assert "sample" in postern("image", "ls").text
 
     def inside(*words):
         return postern.exec("/bin/probe", *words, flags=["--root", "image:sample"])
@@ -108,7 +108,7 @@ def test_an_image_becomes_a_root(postern, tmp, kind):
 
 def test_an_image_stays_as_it_is(postern, tmp):
     """What one sandbox writes is not there for the next one, nor in the image."""
-    assert postern("image", "import", str(made("docker save", tmp)), "sample").code == 0
+    assert postern("image", "import", str(made("docker save", tmp)), "--name", "sample").code == 0
     before = sorted(str(p) for p in postern.home.rglob("*") if "images" in str(p))
     postern.exec("/bin/probe", "fill", "/tmp/f", "1", flags=["--root", "image:sample"])
     assert postern.exec("/bin/probe", "read", "/tmp/f", flags=["--root", "image:sample"]).code == lib.REFUSED
@@ -121,10 +121,10 @@ def test_an_image_with_a_wrong_digest_is_refused(bare_postern, tmp):
     data = bytearray(victim.read_bytes())
     data[5000] ^= 1
     victim.write_bytes(data)
-    done = bare_postern("image", "import", str(folder), "sample")
+    done = bare_postern("image", "import", str(folder), "--name", "sample")
     assert 1 < done.code < 124, done
     lib.one_sentence(done)
-    assert "sample" not in bare_postern("image", "list").text
+    assert "sample" not in bare_postern("image", "ls").text
 
 
 def test_a_folder_as_root_is_not_changed(postern, tmp):
