@@ -41,7 +41,11 @@ struct channel_handlers {
      * refused. */
     void (*on_inlet)(void *context, int fd);
     void (*on_lookup)(void *context, struct str name); /* may be NULL */
+    /* A command ended by a SIGKILL that nobody here sent. Its exit waits for channel_judge(),
+     * exactly one, at any time later or at once. NULL: the exit is told as it came. */
+    void (*on_killed)(void *context, struct sandbox_job *job);
 };
+enum channel_verdict { CHANNEL_AS_IT_CAME, CHANNEL_OUT_OF_MEMORY, CHANNEL_SILENCE };
 /* Takes both descriptors (they may be equal), also on failure. */
 struct channel *channel_new(struct loop *loop, int fd_in, int fd_out,
                             const struct channel_options *options,
@@ -49,6 +53,10 @@ struct channel *channel_new(struct loop *loop, int fd_in, int fd_out,
                             struct err *err);
 void channel_close(struct channel *channel); /* NULL is fine */
 bool channel_is_ready(const struct channel *channel);
+
+/* Ends the wait of a job that on_killed announced; also allowed (and needed) after channel_close().
+ */
+void channel_judge(struct sandbox_job *job, enum channel_verdict verdict);
 
 struct sandbox_job *channel_run(struct channel *channel, const struct sandbox_command *command,
                                 const struct sandbox_job_handlers *handlers, void *context);

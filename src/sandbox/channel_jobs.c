@@ -32,7 +32,8 @@ struct sandbox_job {
     bool done;     /* on_exit was called, or never will be */
     bool closed;   /* by its owner */
     bool deferred;
-    bool busy; /* inside a callback of ours */
+    bool busy;    /* inside a callback of ours */
+    bool judging; /* `exit` waits for channel_judge() */
     struct sandbox_exit exit;
     void (*on_abandoned)(void *context); /* for sandbox_run_whole, which owns its job */
 };
@@ -76,7 +77,7 @@ static void run_deferred(void *argument);
 
 static void job_free_if_over(struct sandbox_job *job)
 {
-    if (!job->closed || job->flow.channel || job->deferred || job->busy)
+    if (!job->closed || job->flow.channel || job->deferred || job->busy || job->judging)
         return;
     if (job->input.start)
         explicit_bzero(job->input.start, job->input.capacity);
@@ -180,8 +181,15 @@ static int on_final(struct flow *flow, const struct wire_frame *frame, struct er
                                       .rss_bytes_peak = exit.rss_bytes_peak,
                                       .output_bytes_dropped = exit.output_bytes_dropped};
     snprintf(job->exit.text, sizeof job->exit.text, "%.*s", STR_ARGS(exit.text));
-    job->finished = true;
+    struct channel *channel = flow->channel;
     flow_leave(flow);
+    if (job->exit.end == SANDBOX_SIGNALED && job->exit.signal_number == SIGKILL && !job->closed &&
+        channel->handlers.on_killed) {
+        job->judging = true;
+        channel->handlers.on_killed(channel->context, job);
+        return 0;
+    }
+    job->finished = true;
     advance(job);
     job_free_if_over(job);
     return 0;
@@ -208,6 +216,23 @@ static void on_abandoned(struct flow *flow)
         job->on_abandoned(job->context); /* closes the job */
     else
         job_free_if_over(job);
+}
+
+void channel_judge(struct sandbox_job *job, enum channel_verdict verdict)
+{
+    CHECK(job->judging);
+    job->judging = false;
+    if (verdict == CHANNEL_SILENCE) {
+        on_abandoned(&job->flow);
+        return;
+    }
+    if (verdict == CHANNEL_OUT_OF_MEMORY) {
+        job->exit.end = SANDBOX_OUT_OF_MEMORY;
+        snprintf(job->exit.text, sizeof job->exit.text, "killed because the sandbox's memory was used up");
+    }
+    job->finished = true;
+    advance(job);
+    job_free_if_over(job);
 }
 
 static void on_room(struct flow *flow)

@@ -83,8 +83,9 @@ struct sandbox {
     char facts[1024];
     bool pool_hit, inlet_carried;
 
-    /* out-of-memory attribution */
-    uint64_t oom_kills;
+    /* out-of-memory attribution (sandbox_work.c) */
+    struct list verdicts;
+    uint64_t oom_kills; /* of the backend's count, those that explained a command's end */
 
     /* what comes out */
     int inlet_fd, resolver_fd;
@@ -119,6 +120,10 @@ int sandbox_spec_check(const struct slot *slot, const struct sandbox_spec *spec,
 /* The bounded wait of sandboxes_close() is over: stop trying. */
 void sandbox_abandon(struct sandbox *sandbox);
 void sandbox_free(void *sandbox);
+
+/* sandbox_work.c */
+void sandbox_judge(struct sandbox *sandbox, struct sandbox_job *job);
+void sandbox_judge_all(struct sandbox *sandbox, enum channel_verdict verdict);
 
 /* sandbox_inlet.c */
 void sandbox_inlet_open(struct sandbox *sandbox, int inlet_fd, int resolver_fd);

@@ -159,6 +159,7 @@ static void enter_queue(struct sandbox *sandbox)
 static void detach(struct sandbox *sandbox)
 {
     loop_timer_stop(&sandbox->timer);
+    sandbox_judge_all(sandbox, CHANNEL_SILENCE);
     sandbox_inlet_close(sandbox);
     channel_close(sandbox->channel);
     sandbox->channel = NULL;
@@ -279,6 +280,11 @@ static void on_channel_inlet(void *context, int fd)
     sandbox_inlet_arrived(context, fd);
 }
 
+static void on_channel_killed(void *context, struct sandbox_job *job)
+{
+    sandbox_judge(context, job);
+}
+
 static void on_channel_lookup(void *context, struct str name)
 {
     struct sandbox *sandbox = context;
@@ -321,6 +327,9 @@ static void on_channel_lost(void *context, const struct err *err)
     struct backend *backend = sandbox->slot->backend;
     if (sandbox->state != SB_GREETING && sandbox->state != SB_READY)
         return;
+    sandbox_judge_all(sandbox, CHANNEL_AS_IT_CAME);
+    if (sandbox->state != SB_GREETING && sandbox->state != SB_READY)
+        return; /* closed by one of those it told */
     sandbox->err = *err;
     if (sandbox->state == SB_READY) {
         sandbox->state = SB_LOST;
@@ -338,6 +347,7 @@ static const struct channel_handlers channel_handlers = {
     .on_lost = on_channel_lost,
     .on_inlet = on_channel_inlet,
     .on_lookup = on_channel_lookup,
+    .on_killed = on_channel_killed,
 };
 
 static void take_link(struct sandbox *sandbox, struct backend_link *link)
@@ -687,6 +697,7 @@ struct sandbox *sandbox_open(struct sandboxes *sandboxes, const struct sandbox_s
     sandbox->on_open = on_open;
     sandbox->open_context = context;
     sandbox->inlet_fd = sandbox->resolver_fd = -1;
+    list_init(&sandbox->verdicts);
     sandbox->opened_ms = loop_now_ms(sandboxes->loop);
     id_make(sandbox->id, "sb");
     copy_spec(sandbox, spec);

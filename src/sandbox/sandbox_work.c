@@ -2,9 +2,57 @@
  *
  * The one thing added here is the answer to "who killed it?". The kernel's out-of-memory killer
  * looks from inside like any SIGKILL, but the backend counts such kills: a command that ended by a
- * SIGKILL nobody here sent, while that count rose, ended for lack of memory. */
+ * SIGKILL nobody here sent, while that count is higher than the ends it has explained already,
+ * ended for lack of memory. The command's exit waits for the backend's answer; when the sandbox is
+ * lost or closed first, the question is dropped. */
+#include <stdlib.h>
+
 #include "base/check.h"
+#include "base/mem.h"
 #include "sandbox/manager.h"
+
+struct verdict {
+    struct list link;
+    struct sandbox *sandbox; /* NULL: dropped */
+    struct sandbox_job *job;
+};
+
+static void on_count(void *context, uint64_t count)
+{
+    struct verdict *verdict = context;
+    struct sandbox *sandbox = verdict->sandbox;
+    if (sandbox) {
+        bool memory = count > sandbox->oom_kills;
+        sandbox->oom_kills += memory;
+        list_remove(&verdict->link);
+        channel_judge(verdict->job, memory ? CHANNEL_OUT_OF_MEMORY : CHANNEL_AS_IT_CAME);
+    }
+    free(verdict);
+}
+
+void sandbox_judge(struct sandbox *sandbox, struct sandbox_job *job)
+{
+    struct backend *backend = sandbox->slot->backend;
+    if (!backend->class->oom_kills) {
+        channel_judge(job, CHANNEL_AS_IT_CAME);
+        return;
+    }
+    struct verdict *verdict = mem_zero(sizeof *verdict);
+    verdict->sandbox = sandbox;
+    verdict->job = job;
+    list_append(&sandbox->verdicts, &verdict->link);
+    backend->class->oom_kills(backend, sandbox->id, on_count, verdict);
+}
+
+void sandbox_judge_all(struct sandbox *sandbox, enum channel_verdict verdict)
+{
+    while (!list_empty(&sandbox->verdicts)) {
+        struct verdict *at = LIST_OF(sandbox->verdicts.next, struct verdict, link);
+        list_remove(&at->link);
+        at->sandbox = NULL;
+        channel_judge(at->job, verdict);
+    }
+}
 
 static struct channel *channel_of(struct sandbox *sandbox)
 {
