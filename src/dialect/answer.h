@@ -26,6 +26,7 @@ struct answer_builder {
     struct buf id, model, text, reasoning, refusal, finish_text;
     struct buf opaque;  /* items of an open JSON array: "[{...},{...}" */
     struct buf thought; /* of the thinking block being read */
+    size_t item_bytes;  /* protocols of items: what deltas brought for the item being read */
     int64_t created_s;
     struct answer_call *calls;
     size_t call_count;

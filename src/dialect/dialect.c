@@ -10,6 +10,7 @@
 static const struct dialect *const dialects[] = {
     &dialect_chat,
     &dialect_messages,
+    &dialect_responses,
 };
 
 const char *dialect_name(const struct dialect *dialect)
@@ -110,6 +111,14 @@ void dialect_writer_init(struct dialect_writer *writer, const struct dialect *di
                                       .model = model,
                                       .created_s = created_s,
                                       .usage = request->stream_usage};
+}
+
+void dialect_writer_deinit(struct dialect_writer *writer)
+{
+    buf_deinit(&writer->items);
+    buf_deinit(&writer->piece);
+    buf_deinit(&writer->call_id);
+    buf_deinit(&writer->call_name);
 }
 
 void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delta *delta,

@@ -45,6 +45,7 @@ const char *dialect_name(const struct dialect *dialect);
 const char *dialect_upstream_path(const struct dialect *dialect); /* "/chat/completions" */
 extern const struct dialect dialect_chat;
 extern const struct dialect dialect_messages;
+extern const struct dialect dialect_responses;
 
 /* ---------------------------------------------------------------- requests */
 /* `body` must outlive `out`, whose arrays and decoded strings are in the arena. A body that is no
@@ -92,11 +93,19 @@ struct dialect_writer {
     bool open; /* protocols of blocks: one is open, of that kind and number */
     enum trace_delta_kind open_kind;
     uint32_t block;
+    uint32_t sequence;             /* protocols that number their events */
+    struct buf items, piece;       /* done items; what the open one holds */
+    struct buf call_id, call_name; /* of the open call */
 };
 /* `id` ("chatcmpl-..."), `model` and `request` are borrowed until the stream is over. */
 void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,
                          const struct trace_request *request, struct str id, struct str model,
                          int64_t created_s);
+void dialect_writer_deinit(struct dialect_writer *writer);
+static inline void own_dialect_writer(struct dialect_writer *writer)
+{
+    dialect_writer_deinit(writer);
+}
 void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delta *delta,
                           struct buf *out);
 /* The terminal events, to be sent only when the call is committed: finish reason, usage if asked,

@@ -527,7 +527,7 @@ static void convert(struct call *call)
         dialect_write_answer(call->dialect, &call->request, &call->answer, &call->held);
         return;
     }
-    struct dialect_writer writer;
+    OWN(dialect_writer) struct dialect_writer writer = {0};
     struct str id = call->answer.id.size ? call->answer.id : str_of(call->record.id);
     dialect_writer_init(&writer, call->dialect, &call->request, id, call->answer.model,
                         (int64_t)(clock_wall_ms() / 1000));

@@ -180,7 +180,7 @@ static void make_stream(struct play *play, const struct upstream_request *reques
 {
     const struct trace_answer *answer = &play->answer;
     size_t piece = script->chunk_bytes;
-    struct dialect_writer writer;
+    OWN(dialect_writer) struct dialect_writer writer = {0};
     dialect_writer_init(&writer, request->dialect, request->request, answer->id, answer->model,
                         answer->created_s);
     stream_text(play, &writer, (struct trace_delta){.kind = TRACE_DELTA_REASONING},

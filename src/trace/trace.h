@@ -68,7 +68,9 @@ struct str trace_message_text(const struct trace_message *message, struct arena 
 
 struct trace_tool {
     struct str name, description;
-    struct str parameters; /* raw JSON schema; STR_NONE: none */
+    struct str parameters; /* raw JSON schema; STR_NONE: the model server's own tool */
+    struct str space;      /* its namespace, which `name` starts with; STR_NONE: none */
+    bool custom;           /* takes free text: one member `input` */
 };
 
 /* ---------------------------------------------------------------- a model call */

@@ -1,0 +1,374 @@
+/* responses_request.c - the agent's side of OpenAI responses: what it asks for, and what is imposed
+ * on it.
+ *
+ * The input is a flat row of items. A run of items on the assistant's side (messages of the
+ * assistant, reasoning, calls) is one assistant message of ours; outputs of calls are tool
+ * messages. Reasoning items and calls of the server's own tools are kept whole in `opaque`: they
+ * carry encrypted state that has to come back byte for byte.
+ *
+ * Tools in a namespace get the canonical name "space__name"; custom tools, which take free text,
+ * get a schema with one member `input`. The writer turns both back. */
+#include <stdio.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "dialect/read.h"
+#include "dialect/responses.h"
+
+#define CUSTOM_SCHEMA                                                                              \
+    "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":["         \
+    "\"input\"]}"
+
+/* ---------------------------------------------------------------- items */
+
+static int read_part(struct read_context *context, struct json part, struct trace_part *out)
+{
+    struct json type = json_get(part, "type");
+    if (json_is(type, "input_text") || json_is(type, "output_text") || json_is(type, "text")) {
+        out->kind = TRACE_PART_TEXT;
+        return read_text(context, part, "text", true, &out->text);
+    }
+    if (json_is(type, "refusal")) {
+        out->kind = TRACE_PART_REFUSAL;
+        return read_text(context, part, "refusal", true, &out->text);
+    }
+    out->raw = json_raw(part);
+    out->kind = json_is(type, "input_file") ? TRACE_PART_FILE : TRACE_PART_OTHER;
+    if (json_is(type, "input_image")) {
+        out->kind = TRACE_PART_IMAGE;
+        out->text = json_str(json_get(part, "image_url"), context->arena);
+    }
+    return 0;
+}
+
+/* Adds to what the message has: a run of items may bring several contents. */
+static int add_content(struct read_context *context, struct json content, const char *key,
+                       struct trace_message *out)
+{
+    if (!read_is_there(content))
+        return 0;
+    bool single = json_type(content) == JSON_STRING;
+    if (!single && json_type(content) != JSON_ARRAY)
+        return read_fail_type(context, key, "a string or an array of parts with a type");
+    size_t count = single ? 1 : json_size(content);
+    struct trace_part *parts =
+        arena_alloc(context->arena, (out->part_count + count) * sizeof *parts);
+    if (!parts)
+        return read_out_of_room(context);
+    if (out->part_count)
+        memcpy(parts, out->parts, out->part_count * sizeof *parts);
+    size_t at = out->part_count;
+    out->parts = parts;
+    if (single) {
+        parts[at].text = json_str(content, context->arena);
+        out->part_count++;
+        return parts[at].text.data ? 0 : read_out_of_room(context);
+    }
+    JSON_EACH (item, content) {
+        if (json_type(json_get(item.value, "type")) != JSON_STRING)
+            return read_fail_type(context, key, "a string or an array of parts with a type");
+        if (read_part(context, item.value, &parts[at++]) < 0)
+            return -1;
+    }
+    out->part_count = at;
+    return 0;
+}
+
+static int add_call(struct read_context *context, struct json item, bool custom,
+                    struct trace_message *out)
+{
+    struct trace_tool_call *calls =
+        arena_alloc(context->arena, (out->call_count + 1) * sizeof *calls);
+    if (!calls)
+        return read_out_of_room(context);
+    if (out->call_count)
+        memcpy(calls, out->calls, out->call_count * sizeof *calls);
+    struct trace_tool_call *call = &calls[out->call_count];
+    struct str space = STR_NONE;
+    if (read_text(context, item, "call_id", true, &call->id) < 0 ||
+        read_text(context, item, "name", true, &call->name) < 0 ||
+        read_text(context, item, "namespace", false, &space) < 0 ||
+        read_text(context, item, custom ? "input" : "arguments", false, &call->arguments) < 0)
+        return -1;
+    if (space.size)
+        call->name = str_of(
+            arena_format(context->arena, "%.*s__%.*s", STR_ARGS(space), STR_ARGS(call->name)));
+    if (custom) {
+        OWN(buf) struct buf text = {0};
+        buf_format(&text, "{\"input\":");
+        json_quote(&text, call->arguments);
+        buf_byte(&text, '}');
+        call->arguments = arena_str(context->arena, buf_str(&text));
+    }
+    out->calls = calls;
+    out->call_count++;
+    return 0;
+}
+
+static int keep_opaque(struct read_context *context, struct json item, struct trace_message *out)
+{
+    struct str before = out->opaque.data ? str_upto(out->opaque, out->opaque.size - 1) : STR("[");
+    struct str raw = json_raw(item);
+    char *kept = arena_format(context->arena, "%.*s%s%.*s]", STR_ARGS(before),
+                              out->opaque.data ? "," : "", STR_ARGS(raw));
+    if (!kept)
+        return read_out_of_room(context);
+    out->opaque = str_of(kept);
+    return 0;
+}
+
+static int add_reasoning(struct read_context *context, struct json item, struct trace_message *out)
+{
+    OWN(buf) struct buf text = {0};
+    buf_str_append(&text, out->reasoning);
+    const char *const lists[] = {"summary", "content"};
+    for (size_t i = 0; i < COUNT(lists); i++) {
+        JSON_EACH (part, json_get(item, lists[i])) {
+            struct str piece = json_str(json_get(part.value, "text"), context->arena);
+            if (text.size && piece.size)
+                buf_byte(&text, '\n');
+            buf_str_append(&text, piece);
+        }
+    }
+    if (text.size)
+        out->reasoning = arena_str(context->arena, buf_str(&text));
+    return keep_opaque(context, item, out);
+}
+
+static bool ends_with(struct str type, struct str suffix)
+{
+    return str_ends(type, suffix);
+}
+
+/* Is this item something the assistant made? */
+static bool is_assistants(struct json item, struct str type)
+{
+    if (read_is_there(json_get(item, "role")))
+        return json_is(json_get(item, "role"), "assistant");
+    return !ends_with(type, STR("_output")) && !ends_with(type, STR("_response"));
+}
+
+static int add_assistant_item(struct read_context *context, struct json item, struct str type,
+                              struct trace_message *out)
+{
+    out->role = TRACE_ASSISTANT;
+    if (read_is_there(json_get(item, "role")))
+        return add_content(context, json_get(item, "content"), "content", out);
+    if (str_is(type, "function_call"))
+        return add_call(context, item, false, out);
+    if (str_is(type, "custom_tool_call"))
+        return add_call(context, item, true, out);
+    if (str_is(type, "reasoning"))
+        return add_reasoning(context, item, out);
+    return keep_opaque(context, item, out);
+}
+
+static int read_other_item(struct read_context *context, struct json item, struct str type,
+                           struct trace_message *out)
+{
+    if (read_is_there(json_get(item, "role"))) {
+        struct str role = json_str(json_get(item, "role"), context->arena);
+        if (!trace_role_find(role, &out->role))
+            return read_fail_type(context, "role", "user, assistant, system or developer");
+        return add_content(context, json_get(item, "content"), "content", out);
+    }
+    out->role = TRACE_TOOL;
+    if (read_text(context, item, "call_id", false, &out->tool_call_id) < 0)
+        return -1;
+    struct json output = json_get(item, "output");
+    if (json_type(output) == JSON_OBJECT || !ends_with(type, STR("_output"))) {
+        struct trace_part *part = arena_alloc(context->arena, sizeof *part);
+        if (!part)
+            return read_out_of_room(context);
+        *part = (struct trace_part){.text = json_raw(json_exists(output) ? output : item)};
+        out->parts = part;
+        out->part_count = 1;
+        return 0;
+    }
+    return add_content(context, output, "output", out);
+}
+
+static int read_items(struct read_context *context, struct json input, struct trace_message *list,
+                      size_t *count)
+{
+    bool in_run = false;
+    size_t at = 0;
+    JSON_EACH (item, input) {
+        char where[40];
+        snprintf(where, sizeof where, "input[%zu]", at++);
+        context->where = where;
+        if (json_type(item.value) != JSON_OBJECT)
+            return err_set(context->err, ERR_INPUT, "%s must be an object", where);
+        struct str type = json_str(json_get(item.value, "type"), context->arena);
+        bool assistants = is_assistants(item.value, type);
+        if (!assistants || !in_run)
+            (*count)++;
+        struct trace_message *message = &list[*count - 1];
+        in_run = assistants;
+        if ((assistants ? add_assistant_item(context, item.value, type, message)
+                        : read_other_item(context, item.value, type, message)) < 0)
+            return -1;
+        context->where = NULL;
+    }
+    return 0;
+}
+
+static int read_input(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct json input = json_get(body, "input");
+    struct json instructions = json_get(body, "instructions");
+    bool single = json_type(input) == JSON_STRING;
+    if (!single && (json_type(input) != JSON_ARRAY || json_size(input) == 0))
+        return err_set(context->err, ERR_INPUT,
+                       "input must be a string or an array with at least one item");
+    struct trace_message *list = arena_alloc(context->arena, (json_size(input) + 2) * sizeof *list);
+    if (!list)
+        return read_out_of_room(context);
+    out->messages = list;
+    if (read_is_there(instructions)) {
+        list[out->message_count].role = TRACE_SYSTEM;
+        if (add_content(context, instructions, "instructions", &list[out->message_count++]) < 0)
+            return -1;
+    }
+    if (!single)
+        return read_items(context, input, list, &out->message_count);
+    list[out->message_count].role = TRACE_USER;
+    return add_content(context, input, "input", &list[out->message_count++]);
+}
+
+/* ---------------------------------------------------------------- tools and sampling */
+
+static size_t count_tools(struct json tools)
+{
+    size_t count = 0;
+    JSON_EACH (item, tools)
+        count += 1 + json_size(json_get(item.value, "tools"));
+    return count;
+}
+
+static int read_tool(struct read_context *context, struct json tool, struct str space,
+                     struct trace_tool *out)
+{
+    if (json_type(tool) != JSON_OBJECT)
+        return read_fail_type(context, "tools", "an array of objects");
+    struct json schema = json_get(tool, "parameters");
+    out->custom = json_is(json_get(tool, "type"), "custom");
+    if (!out->custom && !json_is(json_get(tool, "type"), "function")) /* the server's own */
+        return read_text(context, tool, "type", true, &out->name);
+    if (read_text(context, tool, "name", true, &out->name) < 0 ||
+        read_text(context, tool, "description", false, &out->description) < 0)
+        return -1;
+    out->parameters = json_type(schema) == JSON_OBJECT ? json_raw(schema)
+                      : out->custom                    ? STR(CUSTOM_SCHEMA)
+                                    : STR("{\"type\":\"object\",\"properties\":{}}");
+    if (space.size) {
+        out->space = space;
+        out->name = str_of(
+            arena_format(context->arena, "%.*s__%.*s", STR_ARGS(space), STR_ARGS(out->name)));
+    }
+    return 0;
+}
+
+static int read_tools(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct json tools = json_get(body, "tools");
+    if (!read_is_there(tools))
+        return 0;
+    if (json_type(tools) != JSON_ARRAY)
+        return read_fail_type(context, "tools", "an array");
+    struct trace_tool *list = arena_alloc(context->arena, count_tools(tools) * sizeof *list);
+    if (!list)
+        return read_out_of_room(context);
+    out->tools = list;
+    context->where = "tools";
+    JSON_EACH (item, tools) {
+        if (!json_is(json_get(item.value, "type"), "namespace")) {
+            if (read_tool(context, item.value, STR_NONE, &list[out->tool_count++]) < 0)
+                return -1;
+            continue;
+        }
+        struct str space = json_str(json_get(item.value, "name"), context->arena);
+        JSON_EACH (inner, json_get(item.value, "tools"))
+            if (read_tool(context, inner.value, space, &list[out->tool_count++]) < 0)
+                return -1;
+    }
+    context->where = NULL;
+    return 0;
+}
+
+static int read_choice(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct json choice = json_get(body, "tool_choice");
+    if (json_type(choice) == JSON_STRING) {
+        out->tool_choice = json_raw(choice);
+        return 0;
+    }
+    if (json_type(json_get(choice, "name")) != JSON_STRING)
+        return 0;
+    struct str name = json_raw(json_get(choice, "name"));
+    char *text = arena_format(
+        context->arena, "{\"type\":\"function\",\"function\":{\"name\":%.*s}}", STR_ARGS(name));
+    if (!text)
+        return read_out_of_room(context);
+    out->tool_choice = str_of(text);
+    return 0;
+}
+
+int responses_read_request(struct json body, struct arena *arena, struct trace_request *out,
+                           struct err *err)
+{
+    struct read_context context = {.arena = arena, .err = err};
+    struct trace_sampling *sampling = &out->sampling;
+    if (json_type(body) != JSON_OBJECT)
+        return err_set(err, ERR_INPUT, "the body must be a JSON object");
+    if (read_text(&context, body, "model", true, &out->model) < 0)
+        return -1;
+    if (out->model.size == 0)
+        return err_set(err, ERR_INPUT, "model must not be empty");
+    if (read_is_there(json_get(body, "previous_response_id")))
+        return err_set(
+            err, ERR_INPUT,
+            "previous_response_id is not kept here: send the whole conversation as input");
+    if (json_true(json_get(body, "background")))
+        return err_set(err, ERR_INPUT, "background responses are not available here");
+    if (read_input(&context, body, out) < 0 || read_tools(&context, body, out) < 0 ||
+        read_choice(&context, body, out) < 0 ||
+        read_number(&context, body, "temperature", &sampling->has_temperature,
+                    &sampling->temperature) < 0 ||
+        read_number(&context, body, "top_p", &sampling->has_top_p, &sampling->top_p) < 0 ||
+        read_tokens_max(&context, body, "max_output_tokens", &sampling->tokens_max) < 0 ||
+        read_flag(&context, body, "stream", &out->stream) < 0)
+        return -1;
+    out->stream_usage = true;
+    return 0;
+}
+
+/* ---------------------------------------------------------------- overrides */
+
+void responses_rewrite_request(struct json body, const struct dialect_override *override,
+                               struct buf *out)
+{
+    OWN(buf) struct buf model = {0};
+    OWN(buf) struct buf temperature = {0};
+    OWN(buf) struct buf top_p = {0};
+    OWN(buf) struct buf max = {0};
+    struct json_edit edits[6];
+    size_t count = 0;
+    if (override->model.data) {
+        json_quote(&model, override->model);
+        edits[count++] = (struct json_edit){"model", buf_str(&model)};
+    }
+    if (override->has_temperature) {
+        json_put_double(&(struct json_writer){.out = &temperature}, override->temperature);
+        edits[count++] = (struct json_edit){"temperature", buf_str(&temperature)};
+    }
+    if (override->has_top_p) {
+        json_put_double(&(struct json_writer){.out = &top_p}, override->top_p);
+        edits[count++] = (struct json_edit){"top_p", buf_str(&top_p)};
+    }
+    if (override->tokens_max) {
+        buf_format(&max, "%lld", (long long) override->tokens_max);
+        edits[count++] = (struct json_edit){"max_output_tokens", buf_str(&max)};
+    }
+    json_splice(body, edits, count, out);
+}
