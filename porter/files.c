@@ -261,12 +261,46 @@ static int number_of(enum err_kind kind)
     return EIO;
 }
 
-static int become(const struct porter_world *world, const struct wire_file *file, struct err *err)
+/* Directories of `path` that are missing are made now, while we still may, and given to the user: a
+ * working directory below / is his although / is not. Links are not followed here; where something
+ * is in the way the user's own attempt says what. */
+static void make_missing(struct str path, const struct user *user)
+{
+    OWN(fd) int at = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    for (struct str rest = path; rest.data;) {
+        char name[256];
+        struct str part = str_cut(&rest, '/');
+        if (!part.size)
+            continue;
+        if (part.size >= sizeof name || str_is(part, ".") || str_is(part, ".."))
+            return;
+        memcpy(name, part.data, part.size);
+        name[part.size] = '\0';
+        bool made = mkdirat(at, name, 0755) == 0;
+        int next = openat(at, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        struct stat stat;
+        if (next < 0)
+            return;
+        fd_close(&at);
+        at = next;
+        if (made && fstat(at, &stat) == 0 && stat.st_uid == geteuid())
+            (void)fchownat(at, "", user->uid, user->gid, AT_EMPTY_PATH);
+    }
+}
+
+static int become(const struct porter_world *world, uint8_t type, const struct wire_file *file,
+                  struct str path, struct err *err)
 {
     struct user user = {.uid = geteuid(), .gid = getegid()};
     if (!(file->flags & WIRE_FILE_OWNER) &&
         user_find(AT_FDCWD, file->user, world->options.uid, world->options.gid, &user, err) < 0)
         return -1;
+    if (type == WIRE_PUT || type == WIRE_PUT_TREE) {
+        size_t size = path.size;
+        while (type == WIRE_PUT && size && path.data[size - 1] != '/')
+            size--;
+        make_missing(str_upto(path, size), &user);
+    }
     const char *failed = launch_become(world, &user, CAPS_FILES);
     if (failed)
         return err_errno(err, "becoming the user: %s", failed);
@@ -276,12 +310,12 @@ static int become(const struct porter_world *world, const struct wire_file *file
 static int work(const struct porter_world *world, uint8_t type, const struct wire_file *file,
                 struct report *report, struct err *err)
 {
-    if (become(world, file, err) < 0)
-        return -1;
     struct buf path = {0};
     if (file->path.data[0] != '/')
         buf_format(&path, "%s/", world->options.cwd);
     buf_str_append(&path, file->path);
+    if (become(world, type, file, buf_str(&path), err) < 0)
+        return -1;
     struct str whole = buf_str(&path);
     const char *text = buf_text(&path);
     whole.data = text;
