@@ -161,6 +161,16 @@ static int read_value(struct porter_options *options, const char *name, const ch
     return err_set(err, ERR_INPUT, "unknown option '%s'", name);
 }
 
+void options_deinit(struct porter_options *options)
+{
+    for (size_t i = 0; i < options->env_count; i++)
+        free(options->env[i]);
+    free(options->env);
+    free(options->filter.filter);
+    free(options->root_filter.filter);
+    *options = (struct porter_options){0};
+}
+
 int options_read(struct porter_options *options, int argc, char **argv, char **environment,
                  struct err *err)
 {

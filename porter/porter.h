@@ -55,6 +55,8 @@ struct porter_options {
 int options_read(struct porter_options *options, int argc, char **argv, char **environment,
                  struct err *err);
 
+void options_deinit(struct porter_options *options); /* also after a failed read */
+
 /* What supervisors and workers need to know, gathered once. */
 struct porter_world {
     struct porter_options options;
