@@ -406,6 +406,10 @@ static int answer_with(int fd, struct str bytes, enum ending ending)
     return 0;
 }
 
+#define OK "HTTP/1.1 200 OK\r\n"
+#define TE "Transfer-Encoding: chunked\r\n"
+#define CHUNKS OK TE "\r\n"
+
 /* clang-format off */
 static const struct {
     const char *name;
@@ -415,28 +419,29 @@ static const struct {
     int status;
     const char *body;
 } answers[] = {
-    {"by length", STR("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"), STAYS, ERR_NONE, 200, "hi"},
-    {"by chunks", STR("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\nT: x\r\n\r\n"), STAYS, ERR_NONE, 200, "hi"},
-    {"until close", STR("HTTP/1.1 200 OK\r\n\r\nhi"), CLOSES, ERR_NONE, 200, "hi"},
+    {"by length", STR(OK "Content-Length: 2\r\n\r\nhi"), STAYS, ERR_NONE, 200, "hi"},
+    {"by chunks", STR(CHUNKS "1\r\nh\r\n1\r\ni\r\n0\r\nT: x\r\n\r\n"), STAYS, ERR_NONE, 200, "hi"},
+    {"until close", STR(OK "\r\nhi"), CLOSES, ERR_NONE, 200, "hi"},
     {"until close, 1.0", STR("HTTP/1.0 200 OK\r\n\r\nhi"), CLOSES, ERR_NONE, 200, "hi"},
     {"no reason", STR("HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n"), STAYS, ERR_NONE, 200, ""},
-    {"interim first", STR("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nA: b\r\n\r\nHTTP/1.1 201 Made\r\nContent-Length: 2\r\n\r\nhi"), STAYS, ERR_NONE, 201, "hi"},
-    {"304 has no body", STR("HTTP/1.1 304 Not Modified\r\nContent-Length: 10\r\n\r\n"), STAYS, ERR_NONE, 304, ""},
+    {"interim first", STR("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nA: b\r\n\r\n"
+        "HTTP/1.1 201 Made\r\nContent-Length: 2\r\n\r\nhi"), STAYS, ERR_NONE, 201, "hi"},
+    {"304 has no body", STR("HTTP/1.1 304 Same\r\nContent-Length: 10\r\n\r\n"), STAYS, ERR_NONE, 304, ""},
     {"no answer", STR(""), CLOSES, ERR_LOST, 0, ""},
     {"reset before an answer", STR(""), RESETS, ERR_LOST, 0, ""},
-    {"half a head", STR("HTTP/1.1 200 OK\r\nContent-"), CLOSES, ERR_LOST, 0, ""},
-    {"half a body", STR("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi"), CLOSES, ERR_LOST, 200, "hi"},
-    {"chunks without an end", STR("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"), CLOSES, ERR_LOST, 200, "hi"},
-    {"chunks without the last line", STR("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"), CLOSES, ERR_LOST, 200, "hi"},
+    {"half a head", STR(OK "Content-"), CLOSES, ERR_LOST, 0, ""},
+    {"half a body", STR(OK "Content-Length: 5\r\n\r\nhi"), CLOSES, ERR_LOST, 200, "hi"},
+    {"chunks without an end", STR(CHUNKS "2\r\nhi\r\n"), CLOSES, ERR_LOST, 200, "hi"},
+    {"chunks without the last line", STR(CHUNKS "2\r\nhi\r\n0\r\n"), CLOSES, ERR_LOST, 200, "hi"},
     {"interim only", STR("HTTP/1.1 100 Continue\r\n\r\n"), CLOSES, ERR_LOST, 0, ""},
     {"switching", STR("HTTP/1.1 101 Switching Protocols\r\n\r\n"), STAYS, ERR_PROTOCOL, 0, ""},
     {"not http", STR("SSH-2.0-OpenSSH_9.2\r\n\r\n"), STAYS, ERR_PROTOCOL, 0, ""},
     {"http 2", STR("HTTP/2.0 200 OK\r\n\r\n"), STAYS, ERR_PROTOCOL, 0, ""},
     {"bare LF", STR("HTTP/1.1 200 OK\nContent-Length: 2\n\nhi"), STAYS, ERR_PROTOCOL, 0, ""},
-    {"both framings", STR("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), STAYS, ERR_PROTOCOL, 0, ""},
-    {"two lengths", STR("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi"), STAYS, ERR_PROTOCOL, 0, ""},
-    {"unknown coding", STR("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhi"), STAYS, ERR_PROTOCOL, 0, ""},
-    {"bad chunk", STR("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhi\r\n"), STAYS, ERR_PROTOCOL, 200, ""},
+    {"both framings", STR(OK "Content-Length: 2\r\n" TE "\r\n0\r\n\r\n"), STAYS, ERR_PROTOCOL, 0, ""},
+    {"two lengths", STR(OK "Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi"), STAYS, ERR_PROTOCOL, 0, ""},
+    {"unknown coding", STR(OK "Transfer-Encoding: gzip\r\n\r\nhi"), STAYS, ERR_PROTOCOL, 0, ""},
+    {"bad chunk", STR(CHUNKS "zz\r\nhi\r\n"), STAYS, ERR_PROTOCOL, 200, ""},
     {"status of two digits", STR("HTTP/1.1 20 OK\r\n\r\n"), STAYS, ERR_PROTOCOL, 0, ""},
 };
 /* clang-format on */
