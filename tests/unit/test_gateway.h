@@ -1,5 +1,5 @@
-/* test_gateway.h - a small world for gateway tests: one loop with a store, a gateway, a session that
- * listens on loopback, an agent (an HTTP client) and a model server that the test plays. */
+/* test_gateway.h - a small world for gateway tests: one loop with a store, a gateway, a session
+ * that listens on loopback, an agent (an HTTP client) and a model server that the test plays. */
 #ifndef TEST_GATEWAY_H
 #define TEST_GATEWAY_H
 
@@ -129,9 +129,8 @@ static inline void world_start(struct world *world)
     world->store = store_open(world->home, &err);
     world->gateway = gateway_new(world->loop, &(struct gateway_options){world->store}, &err);
     world->agent = http_client_new(world->loop, &(struct http_client_options){0});
-    struct http_server_options options = {.on_request = upstream_on_request,
-                                          .body_bytes_max = 64 << 20,
-                                          .context = world};
+    struct http_server_options options = {
+        .on_request = upstream_on_request, .body_bytes_max = 64 << 20, .context = world};
     world->upstream = http_server_new(world->loop, &options);
     if (!world->store || !world->gateway ||
         http_server_listen_tcp(world->upstream, "127.0.0.1", 0, &world->upstream_port, &err) < 0) {
@@ -172,8 +171,7 @@ static inline int world_model_script(struct world *world, const char *script, st
 static inline int world_listener(uint16_t *port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof address;
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) < 0 || listen(fd, 128) < 0 ||
         getsockname(fd, (struct sockaddr *)&address, &size) < 0)
@@ -306,8 +304,8 @@ static inline bool reply_has(struct reply *reply, const char *text)
     return str_find(buf_str(&reply->body), str_of(text)) >= 0;
 }
 
-/* A connection of our own, for what no well-behaved client sends. Reads until the peer closes; returns
- * errno (0: a clean end). */
+/* A connection of our own, for what no well-behaved client sends. Reads until the peer closes;
+ * returns errno (0: a clean end). */
 static inline int raw_ask(struct world *world, const char *request, struct buf *answer)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
