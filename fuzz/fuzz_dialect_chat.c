@@ -71,7 +71,8 @@ static void check_request(struct str bytes)
     OWN(buf) struct buf out = {0};
     struct str message, type;
     dialect_read_error(json_root(&doc), &arena, &message, &type);
-    if (dialect_read_request(&dialect_chat, json_root(&doc), &arena, &request, NULL) < 0)
+    if (dialect_read_request(&(struct dialect_route){.dialect = &dialect_chat}, json_root(&doc),
+                             &arena, &request, NULL) < 0)
         return;
     trace_request_write(&request, &(struct json_writer){.out = &out});
     OWN(json_doc) struct json_doc written = {0};
@@ -87,7 +88,8 @@ static void check_request(struct str bytes)
     CHECK(json_read(&rewritten, buf_str(&out), NULL, NULL) == 0);
     struct trace_request after;
     OWN(arena) struct arena room = {0};
-    CHECK(dialect_read_request(&dialect_chat, json_root(&rewritten), &room, &after, NULL) == 0);
+    CHECK(dialect_read_request(&(struct dialect_route){.dialect = &dialect_chat},
+                               json_root(&rewritten), &room, &after, NULL) == 0);
     CHECK(str_is(after.model, "x") && after.sampling.tokens_max == 7 && after.wants_logprobs);
     CHECK(after.message_count == request.message_count);
 }

@@ -14,6 +14,9 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
 void chat_write_request(const struct trace_request *request,
                         const struct dialect_override *override, struct buf *out);
 
+/* dialect_chat.c */
+bool chat_strip(struct json data, const struct dialect_reader_options *options, struct buf *out);
+
 /* chat_write.c */
 void chat_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                        struct buf *out);

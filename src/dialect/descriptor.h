@@ -6,8 +6,9 @@
 #include "dialect/dialect.h"
 
 struct dialect_path {
-    const char *method, *path; /* without a leading /v1 */
-    bool prefix;               /* anything below the path as well */
+    /* Without a leading /v1. "/x/:verb" stands for "/x/{model}:verb". */
+    const char *method, *path;
+    bool prefix; /* anything below the path as well */
     enum dialect_route_kind kind;
 };
 
@@ -16,6 +17,8 @@ struct dialect {
     const struct dialect_path *paths; /* ends with a zeroed row */
     const char *upstream_path; /* below the base URL; a request goes there in its own dialect */
     const char *keepalive;
+    const char *count_key; /* of the answer to a count; NULL: "input_tokens" */
+    bool model_in_path;    /* and whether to stream, too */
 
     int (*read_request)(struct json body, struct arena *arena, struct trace_request *out,
                         struct err *err);

@@ -8,19 +8,12 @@
 #include "dialect/descriptor.h"
 
 static const struct dialect *const dialects[] = {
-    &dialect_chat,
-    &dialect_messages,
-    &dialect_responses,
+    &dialect_chat, &dialect_messages, &dialect_responses, &dialect_google, &dialect_completions,
 };
 
 const char *dialect_name(const struct dialect *dialect)
 {
     return dialect->name;
-}
-
-const char *dialect_upstream_path(const struct dialect *dialect)
-{
-    return dialect->upstream_path;
 }
 
 const struct dialect *dialect_find(const char *name)
@@ -31,9 +24,22 @@ const struct dialect *dialect_find(const char *name)
     return NULL;
 }
 
-static bool path_matches(const struct dialect_path *row, struct str path)
+/* "/x/:verb" against "/x/{model}:verb"; the model is neither empty nor a path of its own. */
+static bool matches_model_path(struct str wanted, struct str path, struct str *model)
+{
+    long at = str_find(wanted, STR("/:"));
+    struct str before = str_upto(wanted, (size_t)at + 1), verb = str_from(wanted, (size_t)at + 1);
+    if (!str_starts(path, before) || !str_ends(path, verb) || path.size <= before.size + verb.size)
+        return false;
+    *model = str_upto(str_from(path, before.size), path.size - before.size - verb.size);
+    return str_find_byte(*model, '/') < 0;
+}
+
+static bool path_matches(const struct dialect_path *row, struct str path, struct str *model)
 {
     struct str wanted = str_of(row->path);
+    if (str_find(wanted, STR("/:")) >= 0)
+        return matches_model_path(wanted, path, model);
     if (!row->prefix)
         return str_equal(path, wanted);
     return str_starts(path, wanted) && (path.size == wanted.size || path.data[wanted.size] == '/');
@@ -46,21 +52,43 @@ struct dialect_route dialect_find_route(struct str method, struct str path)
     struct dialect_route route = {0};
     for (size_t i = 0; i < COUNT(dialects); i++) {
         for (const struct dialect_path *row = dialects[i]->paths; row->path; row++) {
-            if (!path_matches(row, path))
+            struct str model = STR_NONE;
+            if (!path_matches(row, path, &model))
                 continue;
             if (str_is(method, row->method))
-                return (struct dialect_route){row->kind, dialects[i]};
-            route = (struct dialect_route){DIALECT_ROUTE_METHOD, dialects[i]};
+                return (struct dialect_route){row->kind, dialects[i], model,
+                                              str_find(path, STR(":stream")) > 0};
+            route = (struct dialect_route){DIALECT_ROUTE_METHOD, dialects[i], STR_NONE, false};
         }
     }
     return route;
 }
 
-int dialect_read_request(const struct dialect *dialect, struct json body, struct arena *arena,
+void dialect_upstream_path(const struct dialect *dialect, struct str model, bool stream,
+                           struct buf *out)
+{
+    if (!dialect->model_in_path)
+        buf_str_append(out, str_of(dialect->upstream_path));
+    else
+        buf_format(out, "/models/%.*s:%s", STR_ARGS(model),
+                   stream ? "streamGenerateContent?alt=sse" : "generateContent");
+}
+
+void dialect_write_count(const struct dialect *dialect, size_t tokens, struct buf *out)
+{
+    buf_format(out, "{\"%s\":%zu}", dialect->count_key ? dialect->count_key : "input_tokens",
+               tokens);
+}
+
+int dialect_read_request(const struct dialect_route *route, struct json body, struct arena *arena,
                          struct trace_request *out, struct err *err)
 {
     *out = (struct trace_request){0};
-    return dialect->read_request(body, arena, out, err);
+    if (route->dialect->model_in_path) {
+        out->model = arena_str(arena, route->model);
+        out->stream = route->stream;
+    }
+    return route->dialect->read_request(body, arena, out, err);
 }
 
 void dialect_rewrite_request(const struct dialect *dialect, struct json body,

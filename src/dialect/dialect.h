@@ -37,21 +37,31 @@ enum dialect_route_kind {
 struct dialect_route {
     enum dialect_route_kind kind;
     const struct dialect *dialect; /* for errors too; NULL only with ROUTE_NONE */
+    struct str model;              /* where the path names it; else STR_NONE */
+    bool stream;                   /* the path asks for a stream */
 };
 /* `path` without its query; with and without the leading /v1. */
 struct dialect_route dialect_find_route(struct str method, struct str path);
 const struct dialect *dialect_find(const char *name); /* "chat"; NULL: no such dialect */
 const char *dialect_name(const struct dialect *dialect);
-const char *dialect_upstream_path(const struct dialect *dialect); /* "/chat/completions" */
+/* Where a request goes below an upstream's base URL: "/chat/completions". */
+void dialect_upstream_path(const struct dialect *dialect, struct str model, bool stream,
+                           struct buf *out);
+/* The answer to a count. */
+void dialect_write_count(const struct dialect *dialect, size_t tokens, struct buf *out);
 extern const struct dialect dialect_chat;
 extern const struct dialect dialect_messages;
 extern const struct dialect dialect_responses;
+extern const struct dialect dialect_google;
+extern const struct dialect dialect_completions;
 
 /* ---------------------------------------------------------------- requests */
 /* `body` must outlive `out`, whose arrays and decoded strings are in the arena. A body that is no
  * plausible model call is ERR_INPUT (400) with a message the agent may see; past the arena's
- * maximum it is ERR_LIMIT. */
-int dialect_read_request(const struct dialect *dialect, struct json body, struct arena *arena,
+ * maximum it is ERR_LIMIT. What the path says (model, stream) counts where the dialect says it
+ * there.
+ */
+int dialect_read_request(const struct dialect_route *route, struct json body, struct arena *arena,
                          struct trace_request *out, struct err *err);
 
 /* What is imposed on a request on its way to the upstream. Everything else stays byte for byte. */

@@ -235,8 +235,7 @@ static bool strip_choices(struct json choices, const struct dialect_reader_optio
     return any;
 }
 
-static bool chat_strip(struct json data, const struct dialect_reader_options *options,
-                       struct buf *out)
+bool chat_strip(struct json data, const struct dialect_reader_options *options, struct buf *out)
 {
     struct json choices = json_get(data, "choices");
     struct json usage = json_get(data, "usage");

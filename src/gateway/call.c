@@ -581,10 +581,14 @@ static void attempt(struct call *call)
     call->paused = false;
     call->state = CALL_UPSTREAM;
     call->record.attempt++;
+    OWN(buf) struct buf path = {0};
+    struct str model =
+        session->mode == GATEWAY_PROXY ? str_of(session->model->name) : call->request.model;
+    dialect_upstream_path(call->dialect, model, call->request.stream, &path);
     struct upstream_request request = {
         .dialect = call->dialect,
         .request = &call->request,
-        .path = dialect_upstream_path(call->dialect),
+        .path = buf_text(&path),
         .body = call->rewritten.size ? buf_str(&call->rewritten) : buf_str(&call->body),
         .rollout_id = session->rollout_id,
         .task = session->task,
@@ -680,6 +684,10 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     struct call *call = mem_zero(sizeof *call);
     struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
     struct err err = {0};
+    struct dialect_route route =
+        dialect_find_route(http_exchange_method(exchange), http_exchange_path(exchange));
+    if (route.dialect != dialect) /* an absolute URL */
+        route = (struct dialect_route){.dialect = dialect};
     call->session = session;
     call->dialect = dialect;
     call->arena.bytes_max = ARENA_BYTES_MAX;
@@ -689,8 +697,8 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     if (read < 0)
         err.kind = ERR_INPUT; /* too deep is as wrong as malformed */
     else
-        read = dialect_read_request(dialect, json_root(&call->doc), &call->arena, &call->request,
-                                    &err);
+        read =
+            dialect_read_request(&route, json_root(&call->doc), &call->arena, &call->request, &err);
     if (read < 0) {
         session_refused(session, REFUSED_INPUT);
         answer_error(exchange, dialect, err.kind == ERR_LIMIT ? 413 : 400, NULL, str_of(err.text),

@@ -254,7 +254,7 @@ static void on_count_body(void *context, struct http_exchange *exchange, struct 
         return;
     }
     OWN(buf) struct buf answer = {0};
-    buf_format(&answer, "{\"input_tokens\":%zu}", body.size / 4 + 1);
+    dialect_write_count(http_exchange_context(exchange), body.size / 4 + 1, &answer);
     http_respond_json(exchange, 200, buf_str(&answer));
 }
 
@@ -300,6 +300,7 @@ static void on_request(void *context, struct http_exchange *exchange)
         answer_models(session, exchange, route.dialect);
         return;
     case DIALECT_ROUTE_COUNT:
+        http_exchange_set_context(exchange, (void *)(uintptr_t)route.dialect);
         http_exchange_collect(exchange, session->limits.body_bytes_max, on_count_body, session);
         return;
     case DIALECT_ROUTE_CALL:

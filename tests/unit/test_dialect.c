@@ -213,10 +213,12 @@ TEST(a_request_that_does_not_fit_its_arena_is_a_limit)
     struct trace_request request;
     struct err err = {0};
     OWN(arena) struct arena small = {.bytes_max = 60000};
-    EXPECT(dialect_read_request(&dialect_chat, json_root(&doc), &small, &request, &err) < 0);
+    EXPECT(dialect_read_request(&(struct dialect_route){.dialect = &dialect_chat}, json_root(&doc),
+                                &small, &request, &err) < 0);
     EXPECT_INT(err.kind, ERR_LIMIT);
     OWN(arena) struct arena large = {.bytes_max = 600000};
-    EXPECT(dialect_read_request(&dialect_chat, json_root(&doc), &large, &request, &err) == 0);
+    EXPECT(dialect_read_request(&(struct dialect_route){.dialect = &dialect_chat}, json_root(&doc),
+                                &large, &request, &err) == 0);
     EXPECT_INT(request.message_count, 500);
 }
 

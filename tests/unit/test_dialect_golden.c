@@ -137,7 +137,8 @@ static void check_folder(const char *name)
     struct json_writer out = {.out = &got, .indent = 2};
     struct trace_request request;
     json_begin_object(&out);
-    if (dialect_read_request(&dialect_chat, json_root(&doc), &arena, &request, &err) < 0) {
+    if (dialect_read_request(&(struct dialect_route){.dialect = &dialect_chat}, json_root(&doc),
+                             &arena, &request, &err) < 0) {
         json_set_text(&out, "refused", err.text);
     } else {
         json_key(&out, "request");

@@ -1,0 +1,274 @@
+/* google_request.c - the agent's side of Google generateContent: what it asks for, and what is
+ * imposed on it.
+ *
+ * The model and whether to stream stand in the path, not in the body: whoever found the route puts
+ * them into the request. Calls and their results are matched by name and order where there is no
+ * id: the canonical form needs ids, so the n-th call without one is "call_n", and its result
+ * likewise. */
+#include <stdio.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "dialect/google.h"
+#include "dialect/read.h"
+
+/* Both spellings of a name are in use: camelCase and snake_case. */
+static struct json get_either(struct json object, const char *camel, const char *snake)
+{
+    struct json value = json_get(object, camel);
+    return json_exists(value) ? value : json_get(object, snake);
+}
+
+struct numbers {
+    unsigned calls, results; /* calls and results without an id so far */
+};
+
+static struct str id_or_number(struct read_context *context, struct json holder, unsigned *number)
+{
+    struct str id = json_str(json_get(holder, "id"), context->arena);
+    if (id.size)
+        return id;
+    return str_of(arena_format(context->arena, "call_%u", (*number)++));
+}
+
+static int read_blob(struct read_context *context, struct json part, struct trace_part *out)
+{
+    struct json blob = get_either(part, "inlineData", "inline_data");
+    struct json file = get_either(part, "fileData", "file_data");
+    out->raw = json_raw(part);
+    out->kind = TRACE_PART_OTHER;
+    struct str media = json_str(
+        get_either(json_exists(blob) ? blob : file, "mimeType", "mime_type"), context->arena);
+    if (str_starts(media, STR("image/")))
+        out->kind = TRACE_PART_IMAGE;
+    else if (str_starts(media, STR("audio/")))
+        out->kind = TRACE_PART_AUDIO;
+    else if (media.size)
+        out->kind = TRACE_PART_FILE;
+    if (json_exists(file)) {
+        out->text = json_str(get_either(file, "fileUri", "file_uri"), context->arena);
+        return 0;
+    }
+    if (out->kind != TRACE_PART_IMAGE)
+        return 0;
+    struct str data = json_str(json_get(blob, "data"), context->arena);
+    char *url =
+        arena_format(context->arena, "data:%.*s;base64,%.*s", STR_ARGS(media), STR_ARGS(data));
+    if (!url)
+        return read_out_of_room(context);
+    out->text = str_of(url);
+    return 0;
+}
+
+static int read_call(struct read_context *context, struct json call, struct numbers *numbers,
+                     struct trace_tool_call *out)
+{
+    out->id = id_or_number(context, call, &numbers->calls);
+    struct json arguments = json_get(call, "args");
+    out->arguments = read_is_there(arguments) ? json_raw(arguments) : STR("{}");
+    return read_text(context, call, "name", true, &out->name);
+}
+
+static int read_result(struct read_context *context, struct json result, struct numbers *numbers,
+                       struct trace_message *out)
+{
+    struct trace_part *part = arena_alloc(context->arena, sizeof *part);
+    if (!part)
+        return read_out_of_room(context);
+    struct json response = json_get(result, "response");
+    struct json output = json_get(response, "output");
+    out->role = TRACE_TOOL;
+    out->tool_call_id = id_or_number(context, result, &numbers->results);
+    *part = (struct trace_part){.text = json_type(output) == JSON_STRING
+                                            ? json_str(output, context->arena)
+                                            : json_raw(response)};
+    out->parts = part;
+    out->part_count = 1;
+    return read_text(context, result, "name", false, &out->name);
+}
+
+/* Thoughts are reasoning; signatures of any part are kept for replay. */
+static int read_plain(struct read_context *context, struct json part, struct trace_message *out,
+                      struct trace_part *parts, struct buf *thoughts, struct buf *opaque)
+{
+    if (json_exists(get_either(part, "thoughtSignature", "thought_signature"))) {
+        buf_byte(opaque, opaque->size ? ',' : '[');
+        buf_str_append(opaque, json_raw(part));
+    }
+    struct json text = json_get(part, "text");
+    if (json_true(json_get(part, "thought"))) {
+        buf_str_append(thoughts, json_str(text, context->arena));
+        return 0;
+    }
+    struct trace_part *to = &parts[out->part_count++];
+    if (json_type(text) != JSON_STRING)
+        return read_blob(context, part, to);
+    to->text = json_str(text, context->arena);
+    return to->text.data ? 0 : read_out_of_room(context);
+}
+
+/* One content: the results it brings, each a message, then one with the rest. Returns how many. */
+static int read_content(struct read_context *context, struct json content, enum trace_role role,
+                        struct numbers *numbers, struct trace_message *out)
+{
+    struct json list = json_get(content, "parts");
+    if (json_type(list) != JSON_ARRAY)
+        return read_fail_type(context, "parts", "an array of parts");
+    struct trace_part *parts = read_room(context, list, sizeof *parts);
+    struct trace_tool_call *calls = read_room(context, list, sizeof *calls);
+    if (!parts || !calls)
+        return -1;
+    int count = 0;
+    OWN(buf) struct buf thoughts = {0};
+    OWN(buf) struct buf opaque = {0};
+    struct trace_message rest = {.role = role, .parts = parts, .calls = calls};
+    JSON_EACH (item, list) {
+        struct json call = get_either(item.value, "functionCall", "function_call");
+        struct json result = get_either(item.value, "functionResponse", "function_response");
+        int done;
+        if (json_type(result) == JSON_OBJECT)
+            done = read_result(context, result, numbers, &out[count++]);
+        else if (json_type(call) == JSON_OBJECT)
+            done = read_call(context, call, numbers, &calls[rest.call_count++]);
+        else
+            done = read_plain(context, item.value, &rest, parts, &thoughts, &opaque);
+        if (done < 0)
+            return -1;
+    }
+    if (thoughts.size)
+        rest.reasoning = arena_str(context->arena, buf_str(&thoughts));
+    if (opaque.size) {
+        buf_byte(&opaque, ']');
+        rest.opaque = arena_str(context->arena, buf_str(&opaque));
+    }
+    if (rest.part_count || rest.call_count || rest.reasoning.size || count == 0)
+        out[count++] = rest;
+    return count;
+}
+
+static size_t messages_at_most(struct json contents)
+{
+    size_t count = 1;
+    JSON_EACH (item, contents)
+        count += 1 + json_size(json_get(item.value, "parts"));
+    return count;
+}
+
+static int read_contents(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct json contents = json_get(body, "contents");
+    struct json system = get_either(body, "systemInstruction", "system_instruction");
+    struct numbers numbers = {0};
+    if (json_type(contents) != JSON_ARRAY || json_size(contents) == 0)
+        return err_set(context->err, ERR_INPUT,
+                       "contents must be an array with at least one content");
+    struct trace_message *list =
+        arena_alloc(context->arena, messages_at_most(contents) * sizeof *list);
+    if (!list)
+        return read_out_of_room(context);
+    out->messages = list;
+    if (read_is_there(system)) {
+        if (read_content(context, system, TRACE_SYSTEM, &numbers, list) < 0)
+            return err_wrap(context->err, "systemInstruction");
+        out->message_count = 1;
+    }
+    size_t at = 0;
+    JSON_EACH (item, contents) {
+        char where[40];
+        snprintf(where, sizeof where, "contents[%zu]", at++);
+        context->where = where;
+        struct json role = json_get(item.value, "role");
+        int count =
+            read_content(context, item.value, json_is(role, "model") ? TRACE_ASSISTANT : TRACE_USER,
+                         &numbers, &list[out->message_count]);
+        context->where = NULL;
+        if (count < 0)
+            return -1;
+        out->message_count += (size_t)count;
+    }
+    return 0;
+}
+
+static int read_tools(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct json tools = json_get(body, "tools");
+    size_t count = 0;
+    JSON_EACH (group, tools)
+        count +=
+            1 + json_size(get_either(group.value, "functionDeclarations", "function_declarations"));
+    if (count == 0)
+        return 0;
+    struct trace_tool *list = arena_alloc(context->arena, count * sizeof *list);
+    if (!list)
+        return read_out_of_room(context);
+    out->tools = list;
+    context->where = "tools";
+    JSON_EACH (group, tools) {
+        JSON_EACH (item, get_either(group.value, "functionDeclarations", "function_declarations")) {
+            struct trace_tool *tool = &list[out->tool_count++];
+            struct json schema = get_either(item.value, "parametersJsonSchema", "parameters");
+            if (read_text(context, item.value, "name", true, &tool->name) < 0 ||
+                read_text(context, item.value, "description", false, &tool->description) < 0)
+                return -1;
+            tool->parameters = json_type(schema) == JSON_OBJECT
+                                   ? json_raw(schema)
+                                   : STR("{\"type\":\"object\",\"properties\":{}}");
+        }
+    }
+    context->where = NULL;
+    return 0;
+}
+
+int google_read_request(struct json body, struct arena *arena, struct trace_request *out,
+                        struct err *err)
+{
+    struct read_context context = {.arena = arena, .err = err};
+    struct trace_sampling *sampling = &out->sampling;
+    struct json settings = get_either(body, "generationConfig", "generation_config");
+    if (json_type(body) != JSON_OBJECT)
+        return err_set(err, ERR_INPUT, "the body must be a JSON object");
+    if (json_int_or(json_get(settings, "candidateCount"), 1) != 1)
+        return err_set(err, ERR_INPUT, "candidateCount must be 1: there is one answer per call");
+    if (read_contents(&context, body, out) < 0 || read_tools(&context, body, out) < 0)
+        return -1;
+    context.where = "generationConfig";
+    if (read_number(&context, settings, "temperature", &sampling->has_temperature,
+                    &sampling->temperature) < 0 ||
+        read_number(&context, settings, "topP", &sampling->has_top_p, &sampling->top_p) < 0 ||
+        read_tokens_max(&context, settings, "maxOutputTokens", &sampling->tokens_max) < 0 ||
+        read_texts(&context, settings, "stopSequences", &sampling->stop, &sampling->stop_count) < 0)
+        return -1;
+    out->stream_usage = true;
+    return 0;
+}
+
+void google_rewrite_request(struct json body, const struct dialect_override *override,
+                            struct buf *out)
+{
+    OWN(buf) struct buf temperature = {0};
+    OWN(buf) struct buf top_p = {0};
+    OWN(buf) struct buf max = {0};
+    OWN(buf) struct buf settings = {0};
+    struct json_edit edits[3];
+    size_t count = 0;
+    if (override->has_temperature) {
+        json_put_double(&(struct json_writer){.out = &temperature}, override->temperature);
+        edits[count++] = (struct json_edit){"temperature", buf_str(&temperature)};
+    }
+    if (override->has_top_p) {
+        json_put_double(&(struct json_writer){.out = &top_p}, override->top_p);
+        edits[count++] = (struct json_edit){"topP", buf_str(&top_p)};
+    }
+    if (override->tokens_max) {
+        buf_format(&max, "%lld", (long long) override->tokens_max);
+        edits[count++] = (struct json_edit){"maxOutputTokens", buf_str(&max)};
+    }
+    struct json old = json_get(body, "generationConfig");
+    struct json_doc none = {0};
+    if (json_type(old) != JSON_OBJECT && json_read(&none, STR("{}"), NULL, NULL) == 0)
+        old = json_root(&none);
+    json_splice(old, edits, count, &settings);
+    struct json_edit whole = {"generationConfig", buf_str(&settings)};
+    json_splice(body, &whole, count ? 1 : 0, out);
+    json_doc_deinit(&none);
+}
