@@ -38,8 +38,6 @@ static void emit(struct answer_builder *builder, const struct trace_delta *delta
 
 void answer_add(struct answer_builder *builder, enum trace_delta_kind kind, struct str text)
 {
-    if (kind == TRACE_DELTA_TEXT)
-        builder->has_text = true;
     if (text.size == 0)
         return;
     struct buf *field = kind == TRACE_DELTA_TEXT        ? &builder->text
@@ -163,7 +161,8 @@ static void build_parts(const struct answer_builder *builder, struct arena *aren
         return;
     size_t count = 0;
     bool bare = builder->call_count == 0 && builder->refusal.size == 0;
-    if (builder->text.size || (builder->has_text && bare))
+    if (builder->text.size ||
+        bare) /* an answer of nothing is an empty text, however it was spelled */
         parts[count++] = (struct trace_part){.kind = TRACE_PART_TEXT,
                                              .text = arena_str(arena, buf_str(&builder->text))};
     if (builder->refusal.size)

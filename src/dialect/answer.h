@@ -37,7 +37,6 @@ struct answer_builder {
     struct buf logprob_ids; /* as found in log-probability entries */
     struct buf logprobs;    /* float each */
     bool has_prompt_ids, has_ids, has_logprobs;
-    bool has_text; /* an empty text is not the same as none */
     void (*on_delta)(void *context, const struct trace_delta *delta);
     void *context;
 };
