@@ -450,7 +450,8 @@ static void pump(struct http_conn *conn, char *data, size_t size)
         if (conn->closed || conn->broken || !conn->out.size || conn->blocked)
             break;
         flush(conn);
-    } while (!conn->out.size && !conn->broken);
+        report_drain(conn);
+    } while (!conn->out.size && !conn->broken && !conn->closed);
     if (conn->broken)
         http_conn_gone(conn, ERR_LOST, "the peer went away");
     if (!conn->closed && conn->lingering && !conn->shut && !conn->out.size) {

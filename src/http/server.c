@@ -60,6 +60,13 @@ size_t http_server_connections(const struct http_server *server)
 
 /* --- accepting --- */
 
+/* Fails harmlessly where the socket is not TCP. */
+static void no_delay(int fd)
+{
+    int one = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
 void http_server_adopt(struct http_server *server, int connected_fd)
 {
     if (server->closing || server->connection_count >= server->options.connections_max) {
@@ -70,6 +77,8 @@ void http_server_adopt(struct http_server *server, int connected_fd)
         return;
     }
     (void)fd_nonblocking(connected_fd, true);
+    (void)fd_cloexec(connected_fd, true);
+    no_delay(connected_fd);
     http_conn_start(server, connected_fd);
 }
 
@@ -108,17 +117,19 @@ static void accept_ready(struct loop_watch *watch, uint32_t events)
 
 static int listen_on(struct http_server *server, int fd, const char *unlink_path, struct err *err)
 {
+    if (fd_nonblocking(fd, true) < 0) {
+        err_errno(err, "listening on descriptor %d", fd);
+        fd_close(&fd);
+        return -1;
+    }
     struct listener *listener = mem_zero(sizeof *listener);
-    if (fd_nonblocking(fd, true) < 0 ||
-        loop_watch_start(server->loop, &listener->watch, fd, LOOP_READ, accept_ready, listener,
+    if (loop_watch_start(server->loop, &listener->watch, fd, LOOP_READ, accept_ready, listener,
                          err) < 0) {
         fd_close(&fd);
         free(listener);
         return -1;
     }
-    /* Accepted sockets inherit it; fails harmlessly where the socket is not TCP. */
-    int one = 1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    no_delay(fd); /* accepted sockets inherit it */
     listener->server = server;
     listener->unlink_path = mem_dup(unlink_path);
     list_append(&server->listeners, &listener->link);

@@ -513,6 +513,23 @@ TEST(a_slow_reader_is_waited_for_and_memory_stays_bounded)
     close_world();
 }
 
+TEST(a_head_that_waits_for_the_end_of_the_tick_counts_as_queued_and_drains)
+{
+    open_world((struct http_server_options){0});
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    EXPECT(http_respond_queued(held) > 0);
+    http_exchange_notify(held, 1, on_drain, on_gone, NULL);
+    EXPECT_INT(drained, 0);
+    WAIT(drained == 1);
+    EXPECT_INT(http_respond_queued(held), 0);
+    http_respond_end(held);
+    close(peer);
+    close_world();
+}
+
 TEST(a_writer_that_ignores_back_pressure_is_cut_off)
 {
     open_world((struct http_server_options){.queue_bytes_max = 1 << 20});
