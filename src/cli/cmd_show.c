@@ -146,6 +146,19 @@ static struct str content_text(struct show *show, struct json message)
     return arena_str(&show->arena, buf_str(&text));
 }
 
+/* A call whose only argument is a text, such as a command, shows that text as it is. */
+static void put_tool_call(struct show *show, struct json call)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    struct str name = json_str(json_get(call, "name"), &show->arena);
+    struct str arguments = json_str(json_get(call, "arguments"), &show->arena);
+    if (json_read(&doc, arguments, NULL, NULL) == 0 && json_size(json_root(&doc)) == 1 &&
+        json_type(json_first(json_root(&doc)).value) == JSON_STRING)
+        arguments = json_str(json_first(json_root(&doc)).value, &show->arena);
+    printf("    -> %.*s\n", STR_ARGS(name));
+    put_text(show, "       ", arguments);
+}
+
 static void put_message(struct show *show, struct json message)
 {
     struct str role = json_str(json_get(message, "role"), &show->arena);
@@ -158,10 +171,7 @@ static void put_message(struct show *show, struct json message)
     if (text.size)
         put_text(show, "    ", text);
     JSON_EACH (item, json_get(message, "tool_calls")) {
-        struct str name = json_str(json_get(item.value, "name"), &show->arena);
-        struct str arguments = json_str(json_get(item.value, "arguments"), &show->arena);
-        printf("    -> %.*s ", STR_ARGS(name));
-        put_text(show, "", arguments);
+        put_tool_call(show, item.value);
     }
 }
 

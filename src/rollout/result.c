@@ -14,6 +14,28 @@ static void write_versions(const struct plan *plan, struct json_writer *out)
     json_end_object(out);
 }
 
+/* The reward by name, and whatever other numbers the verifier gave beside it. */
+static void write_rewards(const struct trace_result *result, struct json_writer *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    bool known = result->reward.known && trace_fate_may_reward(result->fate);
+    json_key(out, "rewards");
+    json_begin_object(out);
+    if (known)
+        json_set_double(out, "reward", result->reward.value);
+    if (known && result->reward.detail.size &&
+        json_read(&doc, result->reward.detail, NULL, NULL) == 0) {
+        JSON_EACH (item, json_root(&doc)) {
+            if (json_type(item.value) != JSON_NUMBER || json_is(item.key, "reward"))
+                continue;
+            json_key_str(out, json_str(item.key, &arena));
+            json_put_raw(out, json_raw(item.value));
+        }
+    }
+    json_end_object(out);
+}
+
 static void write_limits(const struct plan *plan, struct json_writer *out)
 {
     json_key(out, "limits");
@@ -46,6 +68,7 @@ void result_write(const struct trace_result *result, const struct result_extra *
     buf_append(out, body.data + 1, body.size - 2);
 
     writer.comma = true;
+    write_rewards(result, &writer);
     json_set_text(&writer, "task_source", plan->task->source);
     if (extra->verify_user)
         json_set_text(&writer, "verify_user",

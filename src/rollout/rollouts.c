@@ -352,7 +352,8 @@ struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *
     struct rollouts_options *own = &rollouts->options;
     rollouts->loop = loop;
     *own = *options;
-    own->home = arena_text(&rollouts->arena, str_of(options->home));
+    OWN(mem) char *home = realpath(options->home, NULL);
+    own->home = arena_text(&rollouts->arena, str_of(home ? home : options->home));
     own->owner = options->owner ? arena_text(&rollouts->arena, str_of(options->owner)) : NULL;
     own->parallel_max = first_of(options->parallel_max, 64, 0);
     own->queued_max = first_of(options->queued_max, 100000, 0);
