@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import select
 import shutil
 import signal
@@ -268,6 +269,59 @@ def cgroups():
             if "postern" in path:
                 found.add(path)
     return found
+
+
+def keepers(home):
+    """Keepers of this home: their environment or command line names it."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if not os.readlink(entry / "exe").split(" ")[0].endswith("postern-keeper"):
+                continue
+            data = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(home).encode() in data:
+            found.append(int(entry.name))
+    return found
+
+
+def run_dirs():
+    """Private folders of keepers, outside the homes."""
+    found = set()
+    for place in ("/run/postern", f"/run/user/{os.getuid()}/postern", f"/tmp/postern-{os.getuid()}"):
+        if os.path.isdir(place):
+            found |= {os.path.join(place, name) for name in os.listdir(place)}
+    return found
+
+
+class Census:
+    """What there was before; `settled` waits until all that is new is gone. Others may use Postern on this machine at the
+    same time: what belongs to a keeper that lives and is not ours does not count."""
+
+    def __init__(self, home):
+        self.home = home
+        self.cgroups, self.mounts = cgroups(), mounts()
+
+    def left_cgroups(self):
+        ours = keepers(self.home)
+        left = set()
+        for path in cgroups() - self.cgroups:
+            match = re.search(r"postern-(\d+)-", path)
+            if match and int(match[1]) not in ours and os.path.exists(f"/proc/{match[1]}"):
+                continue
+            left.add(path)
+        return left
+
+    def settled(self, mark, seconds=30):
+        until(lambda: not processes(mark), seconds, f"processes to go: {mark}")
+        try:
+            until(lambda: not self.left_cgroups(), seconds, "cgroups to go")
+        except AssertionError:
+            raise AssertionError(f"cgroups are left: {sorted(self.left_cgroups())[:5]}")
+        until(lambda: not (mounts(str(self.home)) | mounts("postern") - self.mounts), seconds, "mounts to go")
 
 
 def mounts(word="postern"):

@@ -172,7 +172,7 @@ TAMPERING = {
 def test_23_the_reward_cannot_be_written_by_the_agent(postern, tmp, how):
     task_ = harbor(tmp / "task", SCORE)
     _, results = run(postern, task_, script(tmp / "m.toml", bash(TAMPERING[how]), "Done."))
-    assert reward_of(results[0]) in (0, None), results
+    assert results[0]["fate"] == "ok" and reward_of(results[0]) in (0, None), results
 
 
 def test_23_the_same_task_can_be_solved(postern, tmp):
