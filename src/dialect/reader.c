@@ -199,6 +199,7 @@ int dialect_reader_end(struct dialect_reader *reader, struct arena *arena, struc
         return -1;
     if (!dialect_reader_finished(reader))
         return err_set(err, ERR_LOST, "the model server's answer ended before it was complete");
+    answer_finish(&reader->builder, reader->builder.finish, STR_NONE); /* what came after the reason */
     answer_build(&reader->builder, arena, out);
     return 0;
 }
