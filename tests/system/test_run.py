@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import signal
 import threading
 
@@ -195,7 +196,7 @@ def test_23_the_verifiers_files_are_not_there_while_the_agent_works(postern, tmp
 def test_20_connect_is_refused_at_the_inlet_and_counted(postern, tmp):
     ask = ("exec 3<>/dev/tcp/127.0.0.1/13131; printf 'CONNECT evil.example:443 HTTP/1.1\\r\\nHost: evil.example:443\\r\\n\\r\\n'"
            " >&3; head -1 <&3; getent hosts telemetry.example; echo looked-up-$?")
-    _, results = run(postern, task(tmp / "t.json"), script(tmp / "m.toml", bash(f"bash -c {lib.quoted(ask)}"), "Done."))
+    _, results = run(postern, task(tmp / "t.json"), script(tmp / "m.toml", bash(f"bash -c {shlex.quote(ask)}"), "Done."))
     text = "".join(p.read_text(errors="replace") for p in postern.rollouts()[0].glob("*.jsonl"))
     assert "403" in text and "looked-up-2" in text, text[-3000:]
     assert "evil.example" in json.dumps(results[0]["hosts"]), results
@@ -207,7 +208,7 @@ def test_20_connect_is_refused_at_the_inlet_and_counted(postern, tmp):
 def test_20_nothing_but_model_routes_is_at_the_inlet(postern, tmp, request_):
     ask = (f"exec 3<>/dev/tcp/127.0.0.1/13131; printf '{request_} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 0\\r\\n"
            "Connection: close\\r\\n\\r\\n' >&3; read -r _ code _ <&3; echo answered-$code")
-    run(postern, task(tmp / "t.json"), script(tmp / "m.toml", bash(f"bash -c {lib.quoted(ask)}"), "Done."))
+    run(postern, task(tmp / "t.json"), script(tmp / "m.toml", bash(f"bash -c {shlex.quote(ask)}"), "Done."))
     text = "".join(p.read_text(errors="replace") for p in postern.rollouts()[0].glob("*.jsonl"))
     codes = set(re.findall(r"answered-(\d+)", text))
     assert codes and all(c.startswith("4") for c in codes), text[-2000:]
