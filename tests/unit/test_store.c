@@ -6,10 +6,12 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -595,7 +597,9 @@ TEST(two_processes_share_a_home_and_the_killed_one_is_recovered_later)
     int ready[2];
     EXPECT_INT(pipe2(ready, O_CLOEXEC), 0);
     pid_t child = fork();
+    EXPECT(child >= 0);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         struct waiter waiter = {.loop = loop_new(NULL)};
         struct store *store = store_open(home, NULL);
         put(store, &waiter, &(struct store_rollout){.id = "r-child", .stage = "running"});
@@ -668,4 +672,80 @@ TEST(a_full_disk_is_named_and_the_journal_goes_on_when_there_is_room_again)
     EXPECT_INT(found.torn_bytes, 0);
     store_close(store);
     loop_free(waiter.loop);
+}
+
+/* --- kill -9 --- */
+
+static int acknowledged_fd;
+
+static void acknowledge(void *context, const struct err *err)
+{
+    uint32_t number = (uint32_t)(uintptr_t)context;
+    if (err->kind == ERR_NONE && write(acknowledged_fd, &number, sizeof number) < 0)
+        _exit(1);
+}
+
+static void append_many(void)
+{
+    struct loop *loop = loop_new(NULL);
+    struct store *store = store_open(home, NULL);
+    for (uint32_t number = 1; number < 100000; number++) {
+        char call[16];
+        snprintf(call, sizeof call, "c-%u", number);
+        struct store_record record = {
+            .type = STORE_ENTRY, .rollout_id = "r-1", .call_id = call, .number = number};
+        if (store_append(store, loop, &record, acknowledge, (void *)(uintptr_t)number, NULL) < 0)
+            _exit(1);
+        loop_once(loop, number % 7 == 0 ? 1 : 0);
+    }
+    _exit(0);
+}
+
+static bool see_number(void *context, const struct store_view *view)
+{
+    uint32_t *last = context;
+    if (view->number == *last + 1) /* in order, none is missing */
+        (*last)++;
+    return true;
+}
+
+TEST_WITHIN(a_killed_process_loses_nothing_it_acknowledged, 60)
+{
+    for (uint32_t round = 0; round < 5; round++) {
+        home_make();
+        int pipes[2];
+        EXPECT_INT(pipe2(pipes, O_CLOEXEC), 0);
+        pid_t child = fork();
+        EXPECT(child >= 0);
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            acknowledged_fd = pipes[1];
+            append_many();
+        }
+        close(pipes[1]);
+        uint32_t number = 0, last = 0;
+        while (last < 100 + round * 37 && read(pipes[0], &number, sizeof number) == sizeof number)
+            last = number;
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        while (read(pipes[0], &number, sizeof number) == sizeof number)
+            last = number;
+        close(pipes[0]);
+        EXPECT(last >= 100);
+        struct err err = {0};
+        struct store *store = store_open(home, &err);
+        EXPECT_TEXT(err.text, "");
+        EXPECT(store);
+        uint32_t found = 0;
+        EXPECT_INT(store_recover(store, see_number, &found, NULL, NULL), 0);
+        EXPECT(found >= last);
+        OWN(buf) struct buf rows = {0};
+        EXPECT_INT(store_list_calls(store, "r-1", count_call, &rows, NULL), 0);
+        uint32_t lines = 0;
+        for (size_t i = 0; i < rows.size; i++)
+            lines += rows.data[i] == ' ';
+        EXPECT_INT(lines, found);
+        store_close(store);
+        home_remove();
+    }
 }
