@@ -1,6 +1,7 @@
-/* config.c - the table of settings, and the four sources they come from.
+/* config.c - the four sources settings come from, and how people see them. The table is in
+ * settings.c.
  *
- * To add a setting: one field in config.h, one row here. A value is text in every source; one
+ * A value is text in every source; one
  * function, assign(), checks it against its row and stores it. Which source set a value last is
  * kept for people who wonder. */
 #include "config/config.h"
@@ -16,133 +17,27 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "config/settings.h"
 #include "config/toml.h"
 #include "json/json.h"
 
-struct setting {
-    const char *name;
-    enum setting_type type;
-    size_t offset;
-    const char *fallback;
-    int64_t min, max;
-    const char *const *choices;
-    bool filled; /* a text that must not be empty */
-    const char *help;
-};
-
-#define AT(field) .offset = offsetof(struct config, field)
 #define SECOND 1000ll
 #define MINUTE (60 * SECOND)
 #define HOUR (60 * MINUTE)
-#define DAY (24 * HOUR)
 #define KB 1024ll
 #define MB (1024 * KB)
 #define GB (1024 * MB)
-#define TB (1024 * GB)
-
-static const char *const log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
-static const char *const isolations[] = {"full", "no-limits", "no-seccomp", NULL};
-static const char *const syncs[] = {"always", "batch", "never", NULL};
-
-/* clang-format off */
-static const struct setting settings[] = {
-    {.name = "home", .type = SETTING_TEXT, AT(home), .fallback = "./postern-data", .filled = true,
-     .help = "Directory of everything that is kept: journal, index, rollouts, images, layers."},
-    {.name = "lanes", .type = SETTING_INTEGER, AT(lanes), .fallback = "0", .min = 0, .max = 256,
-     .help = "Event-loop threads. 0: one per core."},
-
-    {.name = "listen.address", .type = SETTING_TEXT, AT(listen_address), .fallback = "127.0.0.1", .filled = true,
-     .help = "Address of the control listener. Anything but loopback is an explicit choice and is logged."},
-    {.name = "listen.port", .type = SETTING_INTEGER, AT(listen_port), .fallback = "7070", .min = 0, .max = 65535,
-     .help = "Port of the control listener. 0: any free port, printed at start."},
-    {.name = "listen.unix", .type = SETTING_TEXT, AT(listen_unix), .fallback = "",
-     .help = "Path of a unix socket to listen on as well."},
-    {.name = "listen.token-file", .type = SETTING_TEXT, AT(listen_token_file), .fallback = "",
-     .help = "File with the bearer token of the control listener. Unset: made at first start as token in the home."},
-    {.name = "listen.body-max", .type = SETTING_SIZE, AT(listen_body_bytes_max), .fallback = "64M", .min = 64 * KB,
-     .max = 4 * GB - 1, .help = "Largest request body on the control listener."},
-    {.name = "listen.connections-max", .type = SETTING_INTEGER, AT(listen_connections_max), .fallback = "1024",
-     .min = 1, .max = 1000000, .help = "Connections to the control listener at once; more are answered 503."},
-
-    {.name = "log.level", .type = SETTING_CHOICE, AT(log_level), .fallback = "info", .choices = log_levels,
-     .help = "Least important events that are logged."},
-    {.name = "log.json", .type = SETTING_BOOLEAN, AT(log_json), .fallback = "false",
-     .help = "Log lines as JSON instead of key=value."},
-
-    {.name = "sandbox.backend", .type = SETTING_TEXT, AT(sandbox_backend), .fallback = "local", .filled = true,
-     .help = "Where sandboxes come from when a rollout does not say."},
-    {.name = "sandbox.root", .type = SETTING_TEXT, AT(sandbox_root), .fallback = "host", .filled = true,
-     .help = "Root file system when a task does not say: host, dir:/path or image:NAME."},
-    {.name = "sandbox.isolation", .type = SETTING_CHOICE, AT(sandbox_isolation), .fallback = "full",
-     .choices = isolations, .help = "Protections of local sandboxes. Weaker levels must be asked for by name."},
-    {.name = "sandbox.starting-max", .type = SETTING_INTEGER, AT(sandbox_starting_max), .fallback = "16", .min = 1,
-     .max = 1024, .help = "Sandboxes that may be in creation at once, per lane."},
-    {.name = "sandbox.create-timeout", .type = SETTING_DURATION, AT(sandbox_create_ms_max), .fallback = "60s",
-     .min = 100, .max = 2 * HOUR, .help = "Longest time from asking for a sandbox to its first command."},
-    {.name = "sandbox.pool", .type = SETTING_INTEGER, AT(sandbox_pool), .fallback = "0", .min = 0, .max = 4096,
-     .help = "Ready sandboxes kept per shape. 0: none."},
-    {.name = "sandbox.memory-max", .type = SETTING_SIZE, AT(sandbox_memory_bytes_max), .fallback = "4G",
-     .min = 16 * MB, .max = 64 * TB, .help = "Memory of one sandbox when a task does not say."},
-    {.name = "sandbox.pids-max", .type = SETTING_INTEGER, AT(sandbox_pids_max), .fallback = "1024", .min = 8,
-     .max = 4194304, .help = "Processes and threads in one sandbox when a task does not say."},
-    {.name = "sandbox.disk-max", .type = SETTING_SIZE, AT(sandbox_disk_bytes_max), .fallback = "4G", .min = MB,
-     .max = 64 * TB, .help = "Files a sandbox may write when a task does not say."},
-    {.name = "sandbox.cpu", .type = SETTING_INTEGER, AT(sandbox_cpu_millis), .fallback = "0", .min = 0,
-     .max = 1024000, .help = "CPU of one sandbox in thousandths of a core. 0: no limit."},
-
-    {.name = "rollout.parallel-max", .type = SETTING_INTEGER, AT(rollout_parallel_max), .fallback = "64", .min = 1,
-     .max = 4096, .help = "Rollouts that may run at once."},
-    {.name = "rollout.queued-max", .type = SETTING_INTEGER, AT(rollout_queued_max), .fallback = "100000", .min = 1,
-     .max = 10000000, .help = "Rollouts that may wait; more are answered 503."},
-    {.name = "rollout.wall-max", .type = SETTING_DURATION, AT(rollout_wall_ms_max), .fallback = "30m", .min = SECOND,
-     .max = 7 * DAY, .help = "Longest time an agent may run when a task does not say."},
-    {.name = "rollout.setup-max", .type = SETTING_DURATION, AT(rollout_setup_ms_max), .fallback = "10m",
-     .min = SECOND, .max = DAY, .help = "Longest time for one setup command when a task does not say."},
-    {.name = "rollout.verify-max", .type = SETTING_DURATION, AT(rollout_verify_ms_max), .fallback = "10m",
-     .min = SECOND, .max = DAY, .help = "Longest time for one verify command when a task does not say."},
-    {.name = "rollout.retries-max", .type = SETTING_INTEGER, AT(rollout_retries_max), .fallback = "2", .min = 0,
-     .max = 100, .help = "Times a rollout is tried again after infra_failed or upstream_failed."},
-    {.name = "rollout.artifacts-max", .type = SETTING_SIZE, AT(rollout_artifact_bytes_max), .fallback = "256M",
-     .min = 0, .max = TB, .help = "Bytes of artifacts kept from one rollout."},
-    {.name = "rollout.log-max", .type = SETTING_SIZE, AT(rollout_log_bytes_max), .fallback = "64M", .min = 64 * KB,
-     .max = TB, .help = "Bytes of agent output kept from one rollout; the middle is dropped."},
-
-    {.name = "gateway.body-max", .type = SETTING_SIZE, AT(gateway_body_bytes_max), .fallback = "64M", .min = 64 * KB,
-     .max = 4 * GB - 1, .help = "Largest model request an agent may send."},
-    {.name = "gateway.answer-max", .type = SETTING_SIZE, AT(gateway_answer_bytes_max), .fallback = "64M",
-     .min = 64 * KB, .max = 4 * GB - 1, .help = "Largest answer taken from a model server."},
-    {.name = "gateway.calls-max", .type = SETTING_INTEGER, AT(gateway_calls_max), .fallback = "2000", .min = 1,
-     .max = 1000000, .help = "Model calls one rollout may make."},
-    {.name = "gateway.in-flight-max", .type = SETTING_INTEGER, AT(gateway_in_flight_max), .fallback = "32", .min = 1,
-     .max = 4096, .help = "Model calls one rollout may have open at once."},
-    {.name = "gateway.keepalive", .type = SETTING_DURATION, AT(gateway_keepalive_ms), .fallback = "15s",
-     .min = 100, .max = HOUR, .help = "Pause after which a waiting agent is sent a sign of life."},
-    {.name = "gateway.connect-timeout", .type = SETTING_DURATION, AT(gateway_connect_ms_max), .fallback = "10s",
-     .min = 100, .max = HOUR, .help = "Longest time to connect to a model server, name look-up and TLS included."},
-    {.name = "gateway.first-byte-timeout", .type = SETTING_DURATION, AT(gateway_first_byte_ms_max),
-     .fallback = "10m", .min = 100, .max = DAY, .help = "Longest time until a model server begins its answer."},
-    {.name = "gateway.idle-timeout", .type = SETTING_DURATION, AT(gateway_idle_ms_max), .fallback = "5m", .min = 100,
-     .max = DAY, .help = "Longest pause inside an answer of a model server."},
-    {.name = "gateway.retries-max", .type = SETTING_INTEGER, AT(gateway_retries_max), .fallback = "4", .min = 0,
-     .max = 100, .help = "Times a call is tried again at the model server while the agent has seen nothing."},
-    {.name = "gateway.key-file", .type = SETTING_TEXT, AT(gateway_key_file), .fallback = "",
-     .help = "File with the key for the model server. The key itself never appears in settings, logs or argv."},
-
-    {.name = "store.sync", .type = SETTING_CHOICE, AT(store_sync), .fallback = "batch", .choices = syncs,
-     .help = "When the journal is flushed to disk: each entry, in groups of a few milliseconds, or never."},
-};
-/* clang-format on */
 
 struct config_state {
     struct arena arena;
-    const char *sources[COUNT(settings)];
+    const char *sources[SETTINGS_MAX];
 };
 
 /* ---------------------------------------------------------------- rows */
 
 static const struct setting *find_setting(const char *name)
 {
-    for (size_t i = 0; i < COUNT(settings); i++)
+    for (size_t i = 0; i < setting_count; i++)
         if (strcmp(settings[i].name, name) == 0)
             return &settings[i];
     return NULL;
@@ -150,10 +45,10 @@ static const struct setting *find_setting(const char *name)
 
 static const char *nearest_name(const char *name)
 {
-    const char *names[COUNT(settings)];
-    for (size_t i = 0; i < COUNT(settings); i++)
+    const char *names[SETTINGS_MAX];
+    for (size_t i = 0; i < setting_count; i++)
         names[i] = settings[i].name;
-    return text_nearest(name, names, COUNT(settings));
+    return text_nearest(name, names, setting_count);
 }
 
 /* "POSTERN_SANDBOX_MEMORY_MAX" */
@@ -314,7 +209,7 @@ int config_set(struct config *config, const char *name, const char *value, const
 void config_init(struct config *config)
 {
     *config = (struct config){.state = mem_zero(sizeof *config->state)};
-    for (size_t i = 0; i < COUNT(settings); i++)
+    for (size_t i = 0; i < setting_count; i++)
         (void)assign(config, &settings[i], settings[i].fallback, "fallback", NULL);
 }
 
@@ -364,7 +259,7 @@ int config_load_file(struct config *config, const char *path, struct err *err)
     OWN(toml) struct toml toml = {0};
     if (toml_read_file(&toml, path, err) < 0)
         return -1;
-    for (size_t i = 0; i < COUNT(settings); i++) {
+    for (size_t i = 0; i < setting_count; i++) {
         struct toml_node *table = toml.root;
         struct str name = str_of(settings[i].name);
         long dot = str_find_byte(name, '.');
@@ -397,9 +292,9 @@ static bool is_reserved(const char *variable)
 static int load_variable(struct config *config, const char *variable, const char *value,
                          struct err *err)
 {
-    char names[COUNT(settings)][64];
-    const char *pointers[COUNT(settings)];
-    for (size_t i = 0; i < COUNT(settings); i++) {
+    char names[SETTINGS_MAX][64];
+    const char *pointers[SETTINGS_MAX];
+    for (size_t i = 0; i < setting_count; i++) {
         variable_name(&settings[i], names[i], sizeof names[i]);
         pointers[i] = names[i] + strlen("POSTERN_");
         if (strcmp(names[i], variable) == 0)
@@ -407,7 +302,7 @@ static int load_variable(struct config *config, const char *variable, const char
     }
     if (is_reserved(variable))
         return 0;
-    const char *nearest = text_nearest(variable + strlen("POSTERN_"), pointers, COUNT(settings));
+    const char *nearest = text_nearest(variable + strlen("POSTERN_"), pointers, setting_count);
     if (nearest)
         return err_set(err, ERR_INPUT, "%s: there is no such setting; did you mean POSTERN_%s?",
                        variable, nearest);
@@ -549,7 +444,7 @@ const char *config_nearest_flag(const char *flag)
 
 void config_help(struct buf *out)
 {
-    for (size_t i = 0; i < COUNT(settings); i++) {
+    for (size_t i = 0; i < setting_count; i++) {
         const struct setting *setting = &settings[i];
         buf_format(out, "  --%-28s %s", setting->name, setting->help);
         if (setting->fallback[0])
@@ -562,7 +457,7 @@ void config_write_docs(struct buf *out)
 {
     buf_format(
         out, "# Settings\n\n"
-             "Made from the table in `src/config/config.c` by `postern settings --markdown`; do "
+             "Made from the table in `src/config/settings.c` by `postern settings --markdown`; do "
              "not edit.\n\n"
              "Later sources win: the fallback, the file `$POSTERN_HOME/postern.toml` (or `--config "
              "FILE`, or "
@@ -573,7 +468,7 @@ void config_write_docs(struct buf *out)
              "`30s`, `5m`, "
              "`2h`; sizes `64K`, `512M`, `2G`.\n\n"
              "| setting | fallback | allowed | meaning |\n| --- | --- | --- | --- |\n");
-    for (size_t i = 0; i < COUNT(settings); i++) {
+    for (size_t i = 0; i < setting_count; i++) {
         const struct setting *setting = &settings[i];
         buf_format(out, "| `%s` | ", setting->name);
         if (setting->fallback[0])
@@ -609,7 +504,7 @@ static void write_value(const struct config *config, const struct setting *setti
 void config_write_json(const struct config *config, struct json_writer *out)
 {
     json_begin_object(out);
-    for (size_t i = 0; i < COUNT(settings); i++) {
+    for (size_t i = 0; i < setting_count; i++) {
         json_key(out, settings[i].name);
         json_begin_object(out);
         json_key(out, "value");

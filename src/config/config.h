@@ -1,6 +1,6 @@
 /* config.h - the door of the config room: every setting, declared once.
  *
- * A setting is one row in config.c and one field here. Parser, checks, --help, GET /v1/config and
+ * A setting is one row in settings.c and one field here. Parser, checks, --help, GET /v1/config and
  * docs/settings.md come from the row. Later sources win:
  *
  *     fallback  <  $POSTERN_HOME/postern.toml or --config FILE  <  POSTERN_... in the environment

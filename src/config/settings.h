@@ -1,0 +1,23 @@
+/* settings.h - private to the config room: what a row of the table of settings says. */
+#ifndef CONFIG_SETTINGS_H
+#define CONFIG_SETTINGS_H
+
+#include "config/config.h"
+
+#define SETTINGS_MAX 64
+
+struct setting {
+    const char *name;
+    enum setting_type type;
+    size_t offset;
+    const char *fallback;
+    int64_t min, max;
+    const char *const *choices;
+    bool filled; /* a text that must not be empty */
+    const char *help;
+};
+
+extern const struct setting settings[];
+extern const size_t setting_count; /* at most SETTINGS_MAX */
+
+#endif
