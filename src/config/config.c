@@ -1,9 +1,8 @@
-/* config.c - the four sources settings come from, and how people see them. The table is in
+/* config.c - the four sources settings come from, and how people see them. The table itself is in
  * settings.c.
  *
- * A value is text in every source; one
- * function, assign(), checks it against its row and stores it. Which source set a value last is
- * kept for people who wonder. */
+ * A value is text in every source; one function, assign(), checks it against its row and stores
+ * it. Which source set a value last is kept for people who wonder. */
 #include "config/config.h"
 
 #include <limits.h>
@@ -20,13 +19,6 @@
 #include "config/settings.h"
 #include "config/toml.h"
 #include "json/json.h"
-
-#define SECOND 1000ll
-#define MINUTE (60 * SECOND)
-#define HOUR (60 * MINUTE)
-#define KB 1024ll
-#define MB (1024 * KB)
-#define GB (1024 * MB)
 
 struct config_state {
     struct arena arena;

@@ -5,14 +5,6 @@
 #include "base/mem.h"
 
 #define AT(field) .offset = offsetof(struct config, field)
-#define SECOND 1000ll
-#define MINUTE (60 * SECOND)
-#define HOUR (60 * MINUTE)
-#define DAY (24 * HOUR)
-#define KB 1024ll
-#define MB (1024 * KB)
-#define GB (1024 * MB)
-#define TB (1024 * GB)
 
 static const char *const log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
 static const char *const isolations[] = {"full", "no-limits", "no-seccomp", NULL};

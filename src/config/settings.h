@@ -6,6 +6,16 @@
 
 #define SETTINGS_MAX 64
 
+/* Milliseconds and bytes. */
+#define SECOND 1000ll
+#define MINUTE (60 * SECOND)
+#define HOUR (60 * MINUTE)
+#define DAY (24 * HOUR)
+#define KB 1024ll
+#define MB (1024 * KB)
+#define GB (1024 * MB)
+#define TB (1024 * GB)
+
 struct setting {
     const char *name;
     enum setting_type type;
