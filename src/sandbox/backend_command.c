@@ -61,6 +61,7 @@ enum place_state {
     PLACE_LIVE,
     PLACE_ENDING,
     PLACE_DESTROY,
+    PLACE_GONE, /* its memory stays until this tick is over */
 };
 
 struct command {
@@ -73,6 +74,8 @@ struct command {
     struct list places;
     size_t place_count;
     bool porter_there, porter_busy;
+    struct process *porter_step; /* check or upload in flight */
+    size_t errands;              /* listings in flight */
     bool stopping;
     void (*on_stopped)(void *context);
     void *stop_context;
@@ -115,6 +118,7 @@ static void explain(struct place *place);
 static void place_destroy_step(struct place *place);
 static void place_advance(struct place *place);
 static void start_porter_step(struct command *command, enum command_step step);
+static void stop_when_empty(struct command *command);
 
 /* ---------------------------------------------------------------- running a step */
 
@@ -200,26 +204,36 @@ static void step_error(const struct command *command, enum command_step step,
 
 /* ---------------------------------------------------------------- the porter, once */
 
+static struct place *place_in_state(struct command *command, enum place_state state)
+{
+    LIST_EACH (at, &command->places) {
+        struct place *place = LIST_OF(at, struct place, link);
+        if (place->state == state)
+            return place;
+    }
+    return NULL;
+}
+
 static void porter_done(struct command *command, const struct err *err)
 {
     command->porter_busy = false;
     command->porter_there = !err;
-    LIST_EACH (at, &command->places) {
-        struct place *place = LIST_OF(at, struct place, link);
-        if (place->state != PLACE_PORTER)
-            continue;
-        if (err) {
-            place->err = *err;
-            place_end(place);
-        } else {
+    /* From the start each time: what a place calls may change the list. */
+    for (struct place *place; (place = place_in_state(command, PLACE_PORTER)) != NULL;) {
+        if (!err) {
             place_advance(place);
+            continue;
         }
+        place->err = *err;
+        place_end(place);
     }
+    stop_when_empty(command);
 }
 
 static void on_upload_end(void *context, const struct process_end *end)
 {
     struct command *command = context;
+    command->porter_step = NULL;
     if (succeeded(end)) {
         porter_done(command, NULL);
         return;
@@ -232,7 +246,8 @@ static void on_upload_end(void *context, const struct process_end *end)
 static void on_check_end(void *context, const struct process_end *end)
 {
     struct command *command = context;
-    if (succeeded(end)) {
+    command->porter_step = NULL;
+    if (succeeded(end) || command->stopping) {
         porter_done(command, NULL);
         return;
     }
@@ -243,8 +258,10 @@ static void on_check_end(void *context, const struct process_end *end)
 static void start_porter_step(struct command *command, enum command_step step)
 {
     struct err err = {0};
-    if (!start_step(command, NULL, step, -1, command->spec.steps[step].timeout_ms,
-                    step == STEP_CHECK ? on_check_end : on_upload_end, command, &err))
+    command->porter_step =
+        start_step(command, NULL, step, -1, command->spec.steps[step].timeout_ms,
+                   step == STEP_CHECK ? on_check_end : on_upload_end, command, &err);
+    if (!command->porter_step)
         porter_done(command, &err);
 }
 
@@ -302,7 +319,7 @@ static void command_free(void *argument)
 
 static void stop_when_empty(struct command *command)
 {
-    if (!command->stopping || command->place_count || command->porter_busy)
+    if (!command->stopping || command->place_count || command->porter_busy || command->errands)
         return;
     command->stopping = false;
     loop_defer(command->base.loop, command_free, command);
@@ -313,6 +330,7 @@ static void stop_when_empty(struct command *command)
 static void place_gone(struct place *place, const struct err *err)
 {
     struct command *command = place->command;
+    place->state = PLACE_GONE;
     loop_timer_stop(&place->timer);
     explain(place);
     list_remove(&place->link);
@@ -388,7 +406,7 @@ static void on_end_timer(struct loop_timer *timer)
 /* From any state: stop what runs, then destroy. Whatever runs calls back when it has ended. */
 static void place_end(struct place *place)
 {
-    if (place->state == PLACE_ENDING || place->state == PLACE_DESTROY)
+    if (place->state >= PLACE_ENDING)
         return;
     place->state = PLACE_ENDING;
     if (place->step) {
@@ -514,13 +532,8 @@ static void place_begin(void *argument)
 {
     struct place *place = argument;
     struct command *command = place->command;
-    if (place->state != PLACE_PORTER) {
-        /* Closed before it began: there is nothing to remove yet. */
-        place_gone(place, NULL);
-        return;
-    }
-    if (place->err.kind) {
-        place_gone(place, NULL);
+    if (place->on_destroyed || place->err.kind) {
+        place_gone(place, NULL); /* closed before it began, or refused: nothing exists */
         return;
     }
     if (!command->spec.steps[STEP_UPLOAD].argv || command->porter_there)
@@ -572,12 +585,9 @@ static void command_create(struct backend *backend, const char *id, const struct
     loop_defer(backend->loop, place_begin, place);
 }
 
-static void destroy_later(void *argument)
+static void end_later(void *argument)
 {
-    struct place *place = argument;
-    place->state = PLACE_LIVE;
-    place->begun = true;
-    place_end(place);
+    place_end(argument);
 }
 
 static void command_destroy(struct backend *backend, const char *id, sandbox_done on_done,
@@ -588,19 +598,13 @@ static void command_destroy(struct backend *backend, const char *id, sandbox_don
     if (!place) {
         /* Of a former server, or a second try. */
         place = place_new(command, id);
-        place->on_destroyed = on_done;
-        place->destroy_context = context;
-        loop_defer(backend->loop, destroy_later, place);
-        return;
+        place->state = PLACE_LIVE;
+        place->begun = true;
     }
     CHECK(!place->on_destroyed);
     place->on_destroyed = on_done;
     place->destroy_context = context;
-    if (place->state == PLACE_PORTER && !command->porter_busy) {
-        place->state = PLACE_ENDING; /* place_begin() has not run yet and will see it */
-        return;
-    }
-    place_end(place);
+    loop_defer(backend->loop, end_later, place);
 }
 
 /* "id TAB label TAB age in seconds"; lines that are not ours are passed over. */
@@ -631,14 +635,23 @@ static size_t read_listing(char *text, struct sandbox_found *found, size_t found
     return count;
 }
 
+static void listing_done(struct listing *listing, const struct sandbox_found *found, size_t count,
+                         const struct err *err)
+{
+    struct command *command = listing->command;
+    command->errands--;
+    listing->on_done(listing->context, found, count, err);
+    free(listing);
+    stop_when_empty(command);
+}
+
 static void on_list_end(void *context, const struct process_end *end)
 {
     struct listing *listing = context;
     if (!succeeded(end)) {
         struct err err = {0};
         step_error(listing->command, STEP_LIST, end, &err);
-        listing->on_done(listing->context, NULL, 0, &err);
-        free(listing);
+        listing_done(listing, NULL, 0, &err);
         return;
     }
     OWN(mem) char *text = str_dup(end->out);
@@ -649,15 +662,12 @@ static void on_list_end(void *context, const struct process_end *end)
     for (size_t i = 0; i < count; i++)
         if (!place_find(listing->command, found[i].id))
             found[kept++] = found[i];
-    listing->on_done(listing->context, found, kept, NULL);
-    free(listing);
+    listing_done(listing, found, kept, NULL);
 }
 
 static void list_nothing(void *argument)
 {
-    struct listing *listing = argument;
-    listing->on_done(listing->context, NULL, 0, NULL);
-    free(listing);
+    listing_done(argument, NULL, 0, NULL);
 }
 
 static void command_find(struct backend *backend,
@@ -668,6 +678,7 @@ static void command_find(struct backend *backend,
     struct command *command = (struct command *)backend;
     struct listing *listing = mem_zero(sizeof *listing);
     *listing = (struct listing){.command = command, .on_done = on_done, .context = context};
+    command->errands++;
     struct err err = {0};
     if (command->spec.steps[STEP_LIST].argv &&
         start_step(command, NULL, STEP_LIST, -1, command->spec.steps[STEP_LIST].timeout_ms,
@@ -678,16 +689,27 @@ static void command_find(struct backend *backend,
     loop_defer(backend->loop, list_nothing, listing);
 }
 
+static void stop_later(void *argument)
+{
+    struct command *command = argument;
+    command->errands++; /* so that the last place to go does not free it under us */
+    for (int state = PLACE_PORTER; state < PLACE_ENDING; state++)
+        for (struct place *place;
+             (place = place_in_state(command, (enum place_state)state)) != NULL;)
+            place_end(place);
+    command->errands--;
+    stop_when_empty(command);
+}
+
 static void command_stop(struct backend *backend, void (*on_stopped)(void *), void *context)
 {
     struct command *command = (struct command *)backend;
     command->stopping = true;
     command->on_stopped = on_stopped;
     command->stop_context = context;
-    LIST_EACH (at, &command->places) {
-        place_end(LIST_OF(at, struct place, link));
-    }
-    loop_defer(backend->loop, (void (*)(void *))stop_when_empty, command);
+    if (command->porter_step)
+        process_end_soon(command->porter_step, TERM_GRACE_MS);
+    loop_defer(backend->loop, stop_later, command);
 }
 
 static void on_explain_timer(struct loop_timer *timer)

@@ -228,7 +228,8 @@ void channel_judge(struct sandbox_job *job, enum channel_verdict verdict)
     }
     if (verdict == CHANNEL_OUT_OF_MEMORY) {
         job->exit.end = SANDBOX_OUT_OF_MEMORY;
-        snprintf(job->exit.text, sizeof job->exit.text, "killed because the sandbox's memory was used up");
+        snprintf(job->exit.text, sizeof job->exit.text,
+                 "killed because the sandbox's memory was used up");
     }
     job->finished = true;
     advance(job);

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "json/json.h"
@@ -346,13 +345,29 @@ void sandboxes_find(struct sandboxes *sandboxes,
     loop_defer(sandboxes->loop, search_begin, search);
 }
 
+struct stranger {
+    sandbox_done on_done;
+    void *context;
+};
+
+static void tell_stranger(void *argument)
+{
+    struct stranger *stranger = argument;
+    struct err err = {0};
+    err_set(&err, ERR_NOT_FOUND, "no backend has a sandbox of that id left over");
+    stranger->on_done(stranger->context, &err);
+    free(stranger);
+}
+
 void sandboxes_destroy_found(struct sandboxes *sandboxes, const char *id, sandbox_done on_done,
                              void *context)
 {
     struct slot *slot = map_remove(&sandboxes->found, str_of(id));
-    struct err err = {0};
-    if (!slot)
-        slot = sandboxes_slot(sandboxes, "local", &err);
-    CHECK(slot); /* an id comes from sandboxes_find(), which had it from a backend */
-    slot->backend->class->destroy(slot->backend, id, on_done, context);
+    if (slot) {
+        slot->backend->class->destroy(slot->backend, id, on_done, context);
+        return;
+    }
+    struct stranger *stranger = mem_zero(sizeof *stranger);
+    *stranger = (struct stranger){on_done, context};
+    loop_defer(sandboxes->loop, tell_stranger, stranger);
 }

@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -33,6 +34,9 @@
 #define STAGE_UNUSED __attribute__((unused))
 
 struct stage;
+
+/* What results point to; each test is a process, so nobody frees it. */
+static struct arena stage_memory;
 
 struct target {
     const char *name;                            /* for people */
@@ -57,7 +61,7 @@ struct stage {
 
 struct result {
     struct sandbox_exit exit;
-    char *out, *err_out; /* terminated; never freed: each test is a process */
+    char *out, *err_out; /* terminated, in stage_memory */
     size_t out_size;
     bool truncated, done;
 };
@@ -166,7 +170,7 @@ static STAGE_UNUSED void stage_open_manager(struct stage *stage, uint32_t starti
 {
     struct err err = {0};
     static const char *const dirs[] = {POSTERN_SOURCE_DIR "/backends"};
-    char *home = mem_format("%s/home", stage->dir);
+    char *home = arena_format(&stage_memory, "%s/home", stage->dir);
     (void)mkdir(home, 0755);
     struct sandbox_options options = {
         .home = home,
@@ -282,9 +286,9 @@ static STAGE_UNUSED void stage_on_whole(void *context, const struct sandbox_outc
 {
     struct result *result = context;
     result->exit = outcome->exit;
-    result->out = str_dup(outcome->out);
+    result->out = arena_text(&stage_memory, outcome->out);
     result->out_size = outcome->out.size;
-    result->err_out = str_dup(outcome->err_out);
+    result->err_out = arena_text(&stage_memory, outcome->err_out);
     result->truncated = outcome->truncated;
     result->done = true;
 }
@@ -334,7 +338,7 @@ static STAGE_UNUSED void stage_on_content(void *context, struct str content, con
     struct waiting *waiting = context;
     waiting->done = true;
     waiting->err = err ? *err : (struct err){0};
-    waiting->content = str_dup(content);
+    waiting->content = arena_text(&stage_memory, content);
     waiting->size = content.size;
 }
 

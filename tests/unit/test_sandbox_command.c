@@ -158,7 +158,7 @@ static void begin(struct stage *stage, const char *name, const char *text)
     };
     stage->loop = loop_new(&err);
     stage->boxes = sandboxes_new(stage->loop, &options, &err);
-    stage->spec.backend = mem_dup(name);
+    stage->spec.backend = arena_text(&stage_memory, str_of(name));
 }
 
 /* The porter as a plain process of this machine, its inlet on a port of its own. */
