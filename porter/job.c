@@ -568,9 +568,11 @@ static bool nobody_works(const struct porter *porter)
 /* ---------------------------------------------------------------- orphans of a dead supervisor */
 static void start_sweep(struct porter *porter)
 {
-    if (!porter->sweeping)
-        porter->sweep_deadline_ms = porter->now_ms + SWEEP_MS;
+    if (porter->sweeping)
+        return;
     porter->sweeping = true;
+    porter->swept_all = false;
+    porter->sweep_deadline_ms = porter->now_ms + SWEEP_MS;
 }
 
 static void end_sweep(struct porter *porter)
@@ -602,7 +604,16 @@ static void sweep(struct porter *porter)
     else if (!known && porter->world.is_init && nobody_works(porter))
         (void)kill(-1, SIGKILL); /* no /proc to look into: then all that is not us */
     free(left.pid);
-    if (!left.count || porter->now_ms >= porter->sweep_deadline_ms)
+    bool late = porter->now_ms >= porter->sweep_deadline_ms;
+    if (left.count && late && porter->world.is_init && !porter->swept_all) {
+        /* They multiply faster than we can look. One call ends all of the namespace at once, the
+         * neighbours too. */
+        (void)kill(-1, SIGKILL);
+        porter->swept_all = true;
+        porter->sweep_deadline_ms = porter->now_ms + SWEEP_MS;
+        return;
+    }
+    if (!left.count || late)
         end_sweep(porter);
 }
 

@@ -19,10 +19,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fd.h"
 #include "base/mem.h"
 
-#define FREEZE_ROUNDS_MAX 1000
+#define FREEZE_MS_MAX 500 /* then what is known is killed, and the caller comes again */
 
 struct process {
     pid_t pid, parent;
@@ -153,7 +154,8 @@ static bool has(const struct pids *pids, pid_t pid)
 size_t kill_round(int proc, pid_t root, const pid_t *spared, size_t spared_count)
 {
     struct pids known = {0}, seen = {0};
-    for (int round = 0; round < FREEZE_ROUNDS_MAX; round++) {
+    uint64_t deadline = clock_mono_ms() + FREEZE_MS_MAX;
+    while (clock_mono_ms() < deadline) {
         if (!kill_find(proc, root, spared, spared_count, &seen))
             break;
         bool news = false;

@@ -66,17 +66,17 @@ const char *launch_become(const struct porter_world *world, const struct user *u
             break; /* the kernel knows no more */
         if (errno == EPERM)
             break; /* we hold nothing to drop it with; no_new_privs keeps it from mattering */
-        return "capability bounding set";
+        return "cannot drop the bounding set";
     }
     (void)prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-        return "no_new_privs";
+        return "cannot set no_new_privs";
     if (set_groups(world, user) < 0)
-        return "supplementary groups";
+        return "cannot take the user's groups";
     if (syscall(SYS_setresgid, user->gid, user->gid, user->gid) < 0)
-        return "group id";
+        return "cannot take the group id";
     if (syscall(SYS_setresuid, user->uid, user->uid, user->uid) < 0)
-        return "user id";
+        return "cannot take the user id";
     return drop_capabilities(user->uid == 0 ? caps : 0);
 }
 

@@ -183,7 +183,7 @@ struct porter {
     uint32_t kill_all_stream;
     uint64_t kill_all_force_ms, kill_all_deadline_ms;
     /* orphans of a supervisor that was killed are being hunted until then */
-    bool sweeping;
+    bool sweeping, swept_all;
     uint64_t sweep_deadline_ms;
     /* inlet.c */
     struct watch inlet, resolver;

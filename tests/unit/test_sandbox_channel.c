@@ -597,7 +597,7 @@ TEST_WITHIN(two_gigabytes_of_output_with_a_pausing_reader_stay_out_of_memory, 12
     UNTIL(&place, big.bytes >= big.pause_at);
     /* While it is paused a neighbour runs as if it were alone, and nothing more arrives. */
     uint64_t paused_at = big.bytes;
-    run_to_end(&place, &small, &(struct sandbox_command){.shell = "echo neighbour"});
+    run_to_end(&place, &small, &(struct sandbox_command){.shell = "sleep 0.3; echo neighbour"});
     EXPECT_STR(buf_str(&small.out), STR("neighbour\n"));
     EXPECT_INT(big.bytes, paused_at);
     while (!big.exits) {
