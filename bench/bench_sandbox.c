@@ -33,12 +33,12 @@ struct bench {
     struct sandbox_spec spec;
     enum what what;
     size_t count, parallel, started, ended, failed, hits;
-    uint64_t *us, *all_us;
+    uint64_t *us, *open_us, *all_us;
     uint64_t begin_ns, end_ns;
     struct sandbox *shared; /* EXEC */
     struct sandbox **idle;  /* IDLE */
     size_t open;
-    long before_kib, after_kib;
+    long before_kib, during_kib, after_kib;
     char trouble[ERR_TEXT_MAX];
 };
 
@@ -120,6 +120,7 @@ static void on_open(void *context, struct sandbox *sandbox, const struct err *er
         return;
     }
     worker->sandbox = sandbox;
+    bench->open_us[worker->sample] = (clock_mono_ns() - worker->since_ns) / 1000;
     run_true(worker, sandbox);
 }
 
@@ -170,7 +171,7 @@ static void open_idle(struct bench *bench);
 static void on_settled(struct loop_timer *timer)
 {
     struct bench *bench = timer->context;
-    bench->after_kib = available_kib();
+    bench->during_kib = available_kib();
     bench->ended = bench->count;
     finish_if_over(bench);
 }
@@ -228,23 +229,33 @@ static void on_stopped(void *context)
     loop_stop(context);
 }
 
+static void print_all(const uint64_t *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        printf("%s%llu", i ? ", " : "", (unsigned long long)values[i]);
+}
+
 static void print(const struct bench *bench, const char *name)
 {
     if (bench->what == IDLE) {
-        printf("{\"what\": \"%s\", \"count\": %zu, \"failed\": %zu, \"kib\": %ld, \"kib_each\": "
-               "%.1f, \"trouble\": \"%s\"}\n",
-               name, bench->count, bench->failed, bench->before_kib - bench->after_kib,
-               (double)(bench->before_kib - bench->after_kib) / (double)bench->count,
-               bench->trouble);
+        /* The mean of the way up and the way down: what others do meanwhile cancels out. */
+        double each =
+            ((double)(bench->before_kib + bench->after_kib) / 2 - (double)bench->during_kib) /
+            (double)bench->count;
+        printf("{\"what\": \"%s\", \"count\": %zu, \"failed\": %zu, \"kib_each\": %.1f, "
+               "\"wall_us\": %llu, "
+               "\"trouble\": \"%s\"}\n",
+               name, bench->count, bench->failed, each,
+               (unsigned long long)((bench->end_ns - bench->begin_ns) / 1000), bench->trouble);
         return;
     }
     printf("{\"what\": \"%s\", \"failed\": %zu, \"wall_us\": %llu, \"us\": [", name, bench->failed,
            (unsigned long long)((bench->end_ns - bench->begin_ns) / 1000));
-    for (size_t i = 0; i < bench->count; i++)
-        printf("%s%llu", i ? ", " : "", (unsigned long long)bench->us[i]);
+    print_all(bench->us, bench->count);
+    printf("], \"open_us\": [");
+    print_all(bench->open_us, bench->what == EXEC ? 0 : bench->count);
     printf("], \"all_us\": [");
-    for (size_t i = 0; bench->what != EXEC && i < bench->count; i++)
-        printf("%s%llu", i ? ", " : "", (unsigned long long)bench->all_us[i]);
+    print_all(bench->all_us, bench->what == EXEC ? 0 : bench->count);
     printf("], \"trouble\": \"%s\"}\n", bench->trouble);
 }
 
@@ -297,12 +308,13 @@ int main(int argc, char **argv)
         .home = home, .program_dir = programs, .keeper_private = true, .starting_max = WORKERS_MAX};
     struct worker workers[WORKERS_MAX] = {0};
     bench.us = calloc(bench.count, sizeof *bench.us);
+    bench.open_us = calloc(bench.count, sizeof *bench.open_us);
     bench.all_us = calloc(bench.count, sizeof *bench.all_us);
     bench.idle = calloc(bench.count, sizeof *bench.idle);
     bench.loop = loop_new(&err);
     if (bench.loop)
         bench.sandboxes = sandboxes_new(bench.loop, &options, &err);
-    if (!bench.sandboxes || !bench.us || !bench.all_us || !bench.idle) {
+    if (!bench.sandboxes || !bench.us || !bench.open_us || !bench.all_us || !bench.idle) {
         fprintf(stderr, "bench_sandbox: %s\n", err.text);
         return 1;
     }
@@ -334,12 +346,16 @@ int main(int argc, char **argv)
             worker_next(&workers[i]);
         }
     loop_run(bench.loop);
-    print(&bench, names[bench.what]);
 
     sandboxes_close(bench.sandboxes, on_stopped, bench.loop);
     loop_run(bench.loop);
+    if (bench.what == IDLE)
+        rest(&bench, 1000);
+    bench.after_kib = available_kib();
+    print(&bench, names[bench.what]);
     loop_free(bench.loop);
     free(bench.us);
+    free(bench.open_us);
     free(bench.all_us);
     free(bench.idle);
     char remove[64];

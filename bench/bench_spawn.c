@@ -2,7 +2,7 @@
  * took until it was reaped.
  *
  *     bench_spawn COUNT PARALLEL -- COMMAND [ARGUMENT...]     {"us": [...], "wall_us": N, "failed":
- * N} bench_spawn hold COUNT -- COMMAND [ARGUMENT...]         {"kib": N, ...}: memory while COUNT of
+ * N} bench_spawn hold COUNT -- COMMAND [ARGUMENT...]         {"kib_each": N}: memory while COUNT of
  * them live
  *
  * It is small and uses vfork, so that what it adds to what it measures is as little as the system
@@ -152,13 +152,16 @@ static int hold(unsigned long count, char *const *command)
             return 1;
         ready += (unsigned long)size;
     }
-    long after = available_kib();
+    (void)usleep(1000000);
+    long during = available_kib();
     close(in[1]);
     close(in[0]);
     for (unsigned long i = 0; i < count; i++)
         waitpid(pids[i], NULL, 0);
-    printf("{\"count\": %lu, \"kib\": %ld, \"kib_each\": %.1f}\n", count, before - after,
-           (double)(before - after) / (double)count);
+    (void)usleep(1000000);
+    /* The mean of the way up and the way down: what others do meanwhile cancels out. */
+    printf("{\"count\": %lu, \"kib_each\": %.1f}\n", count,
+           ((double)(before + available_kib()) / 2 - (double)during) / (double)count);
     return 0;
 }
 
