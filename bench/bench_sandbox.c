@@ -1,15 +1,14 @@
 /* bench_sandbox.c - measures our sandboxes through their door and prints one JSON object.
  *
- *     bench_sandbox [--root ROOT] [--isolation NAME] create COUNT PARALLEL   cold: nothing is kept
- * ready bench_sandbox ...                              pooled COUNT PARALLEL   from a pool that is
- * refilled between samples bench_sandbox ...                              exec COUNT PARALLEL
- * commands in one running sandbox bench_sandbox ...                              idle COUNT memory
- * while COUNT sandboxes live
+ *     bench_sandbox [FLAGS] create COUNT PARALLEL    cold: nothing is kept ready
+ *     bench_sandbox [FLAGS] pooled COUNT PARALLEL    from a pool, full again for each sample
+ *     bench_sandbox [FLAGS] exec COUNT PARALLEL      commands in one running sandbox
+ *     bench_sandbox [FLAGS] idle COUNT               memory while COUNT sandboxes live
  *
- * A sample of create and pooled runs from sandbox_open() to the exit of the first command,
- * /bin/true; "us" is that time, "all_us" is the time until the sandbox is gone as well. The keeper
- * is a real one with a home of its own, as in `postern serve`; its start is not part of any sample.
- * PARALLEL workers share one loop. */
+ * A sample of create and pooled runs from sandbox_open() to the exit of the first command, which is
+ * /bin/true; "us" is that time, "open_us" the part until the sandbox is open, "all_us" the time
+ * until it is gone as well. The keeper is a real one; its start is not part of any sample. PARALLEL
+ * workers share one loop. Flags: --programs DIR, --root ROOT, --isolation NAME. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,14 +1,13 @@
-/* bench_spawn.c - starts a command line COUNT times, PARALLEL at once, and prints how long each
- * took until it was reaped.
+/* bench_spawn.c - starts a command line many times and prints how long each took until it was
+ * reaped.
  *
- *     bench_spawn COUNT PARALLEL -- COMMAND [ARGUMENT...]     {"us": [...], "wall_us": N, "failed":
- * N} bench_spawn hold COUNT -- COMMAND [ARGUMENT...]         {"kib_each": N}: memory while COUNT of
- * them live
+ *     bench_spawn COUNT PARALLEL -- COMMAND...    {"us": [...], "wall_us": N, "failed": N}
+ *     bench_spawn hold COUNT -- COMMAND...        {"kib_each": N}: memory while COUNT of them live
  *
  * It is small and uses vfork, so that what it adds to what it measures is as little as the system
  * allows; Postern's own side of the comparison is bench_sandbox. "{}" in an argument becomes a
- * number of its own (container names). In `hold` each command writes a line when it is up (or is
- * given HOLD_SETTLE_MS to be) and reads its stdin until the end. */
+ * number of its own (container names). In `hold` each command writes one byte when it is up and
+ * ends when its stdin does. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
