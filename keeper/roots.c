@@ -168,7 +168,7 @@ static char *root_dir(const struct keeper *keeper, const char *root, struct err 
         if (file_exists(dir))
             return dir;
         free(dir);
-        err_set(err, ERR_NOT_FOUND, "there is no image '%s' (see: postern image list)", root + 6);
+        err_set(err, ERR_NOT_FOUND, "there is no image '%s' (see: postern image ls)", root + 6);
         return NULL;
     }
     err_set(err, ERR_INPUT, "the root '%s' is none of host, dir:/path, image:NAME", root);
