@@ -17,8 +17,8 @@ PROGRAMS = {
 }
 # What the keeper may see of the sandbox room: the protocol they share, nothing else.
 KEEPER_SANDBOX = {"sandbox/keeper_protocol.h"}
-LINES_MAX = 1000
-COLUMNS_MAX = 110
+LINES_MAX = 1000  # around 800 one asks, at 1000 one answers
+COLUMNS_MAX = 100
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 # Hosts of package registries have no place in the tree.
 REGISTRY = re.compile(r"(registry\.npm" r"js|py" r"pi\.org|deb\.deb" r"ian\.org|crates\." r"io)")
@@ -109,8 +109,11 @@ def main():
                 finding(path, "has no include guard")
         if len(lines) > LINES_MAX:
             finding(path, f"{len(lines)} lines: is there a second idea inside?")
+        table = False
         for number, line in enumerate(lines, 1):
-            if len(line) > COLUMNS_MAX and full.suffix in {".c", ".h"}:
+            # Tables aligned by hand may be wide.
+            table = "clang-format off" in line or (table and "clang-format on" not in line)
+            if not table and len(line) > COLUMNS_MAX and full.suffix in {".c", ".h"}:
                 finding(f"{path}:{number}", f"{len(line)} columns wide")
             if UNFINISHED.search(line) and path != "tools/tidy.py":
                 finding(f"{path}:{number}", "says that something is unfinished")
