@@ -1,0 +1,555 @@
+/* The rollout room through its door, on real local sandboxes: lives, classes, rewards,
+ * cancellation.
+ *
+ * The agents are one-line shell scripts, the model is a script; the world has two lanes, a store
+ * and a home of its own. Waits are for events, with a deadline that only a broken program reaches.
+ */
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "gateway/gateway.h"
+#include "json/json.h"
+#include "loop/loop.h"
+#include "rollout/rollout.h"
+#include "sandbox/sandbox.h"
+#include "store/store.h"
+#include "task/task.h"
+#include "test.h"
+
+#define LANES 2
+#define SECONDS_MAX 60
+
+struct lane {
+    struct world *world;
+    struct loop *loop;
+    struct sandboxes *sandboxes;
+    struct gateway *gateway;
+    struct err err;
+};
+
+struct world {
+    char home[64];
+    char programs[512];
+    struct loop *loop;
+    struct lanes *lanes;
+    struct lane lane[LANES];
+    struct store *store;
+    struct rollouts *rollouts;
+    struct model *model;
+    size_t finals;
+    int closed;
+    /* of the latest final event */
+    enum trace_fate fate;
+    enum trace_stage failed_stage;
+    bool rewarded;
+    double reward;
+    char error[512];
+    char *result;
+    char id[ID_MAX];
+};
+
+/* ---------------------------------------------------------------- the world */
+static void build_lane(void *argument)
+{
+    struct lane *lane = argument;
+    struct sandbox_options options = {
+        .home = lane->world->home, .program_dir = lane->world->programs, .keeper_private = true};
+    struct gateway_options gateway = {.store = lane->world->store};
+    lane->sandboxes = sandboxes_new(lane->loop, &options, &lane->err);
+    if (lane->sandboxes)
+        lane->gateway = gateway_new(lane->loop, &gateway, &lane->err);
+}
+
+static void must(int result, const struct err *err)
+{
+    if (result == 0)
+        return;
+    fprintf(stderr, "  %s\n", err->text);
+    abort();
+}
+
+static struct model *script(struct world *world, const char *text)
+{
+    struct err err = {0};
+    OWN(mem) char *path = mem_format("%s/script.toml", world->home);
+    OWN(mem) char *spec = mem_format("script:%s", path);
+    must(file_write(path, str_of(text), 0644, false, &err), &err);
+    struct model *model = model_open(spec, NULL, &err);
+    must(model ? 0 : -1, &err);
+    return model;
+}
+
+static void world_open(struct world *world, uint32_t parallel_max)
+{
+    struct err err = {0};
+    *world = (struct world){0};
+    strcpy(world->home, "/tmp/test-rollout-XXXXXX");
+    ssize_t size = readlink("/proc/self/exe", world->programs, sizeof world->programs - 1);
+    if (!mkdtemp(world->home) || size <= 0)
+        abort();
+    for (int up = 0; up < 2; up++) /* <build>/unit/test_rollout */
+        *strrchr(world->programs, '/') = '\0';
+    OWN(mem) char *porter = mem_format("%s/postern-porter", world->programs);
+    if (!file_exists(porter))
+        SKIP("postern-porter is not built");
+    world->loop = loop_new(&err);
+    world->store = store_open(world->home, &err);
+    world->lanes = lanes_new(LANES, &err);
+    must(world->loop && world->store && world->lanes ? 0 : -1, &err);
+    struct rollout_lane lanes[LANES];
+    for (int i = 0; i < LANES; i++) {
+        struct lane *lane = &world->lane[i];
+        *lane = (struct lane){.world = world, .loop = lanes_at(world->lanes, (size_t)i)};
+        loop_call(lane->loop, build_lane, lane);
+        must(lane->gateway ? 0 : -1, &lane->err);
+        lanes[i] = (struct rollout_lane){lane->loop, lane->sandboxes, lane->gateway};
+    }
+    struct rollouts_options options = {.home = world->home,
+                                       .store = world->store,
+                                       .lanes = lanes,
+                                       .lane_count = LANES,
+                                       .parallel_max = parallel_max,
+                                       .owner = "p-test"};
+    world->rollouts = rollouts_new(world->loop, &options, &err);
+    must(world->rollouts ? 0 : -1, &err);
+    world->model = script(world, "name = 'm'\n[[rule]]\nsay = 'hello'\n");
+}
+
+static void lane_closed(void *argument)
+{
+    struct world *world = argument;
+    world->closed++;
+}
+
+static void on_lane_closed(void *context)
+{
+    struct lane *lane = context;
+    gateway_free(lane->gateway);
+    loop_post(lane->world->loop, lane_closed, lane->world);
+}
+
+static void close_lane(void *argument)
+{
+    struct lane *lane = argument;
+    sandboxes_close(lane->sandboxes, on_lane_closed, lane);
+}
+
+static void on_rollouts_closed(void *context)
+{
+    struct world *world = context;
+    world->rollouts = NULL;
+    for (int i = 0; i < LANES; i++)
+        loop_post(world->lane[i].loop, close_lane, &world->lane[i]);
+}
+
+static bool wait_until(struct world *world, bool (*is_so)(struct world *world))
+{
+    uint64_t end = clock_mono_ms() + SECONDS_MAX * 1000;
+    while (!is_so(world)) {
+        if (clock_mono_ms() > end)
+            return false;
+        loop_once(world->loop, 100);
+    }
+    return true;
+}
+
+static bool all_closed(struct world *world)
+{
+    return world->closed == LANES;
+}
+
+static void world_close(struct world *world)
+{
+    rollouts_close(world->rollouts, on_rollouts_closed, world);
+    EXPECT(wait_until(world, all_closed));
+    model_unref(world->model);
+    lanes_free(world->lanes);
+    store_close(world->store);
+    loop_free(world->loop);
+    free(world->result);
+    (void)file_remove_tree(world->home, NULL);
+}
+
+/* ---------------------------------------------------------------- asking */
+static void on_final(void *context, const struct rollout_view *view)
+{
+    struct world *world = context;
+    world->finals++;
+    world->fate = view->fate;
+    world->failed_stage = view->failed_stage;
+    world->rewarded = view->rewarded;
+    world->reward = view->reward;
+    snprintf(world->error, sizeof world->error, "%s", view->error);
+    snprintf(world->id, sizeof world->id, "%s", view->id);
+    free(world->result);
+    world->result = mem_dup(view->result);
+}
+
+/* An agent that is a shell script. */
+static struct agent_spec *shell_agent(const char *text)
+{
+    struct err err = {0};
+    OWN(mem)
+    char *spec = mem_format(
+        "name = \"sh\"\n[run]\nargv = [\"/bin/sh\", \"-c\", '''%s''']\ninstruction = \"stdin\"\n"
+        "[run.env]\nURL = \"{base_url}\"\nKEY = \"{key}\"\nFILE = \"{instruction_file}\"\n",
+        text);
+    struct agent_spec *agent = agent_spec_parse(str_of(spec), "sh.toml", &err);
+    must(agent ? 0 : -1, &err);
+    return agent;
+}
+
+static void submit(struct world *world, const char *agent, const char *task_json, uint32_t wall_ms)
+{
+    struct err err = {0};
+    struct agent_spec *spec = shell_agent(agent);
+    OWN(task) struct task *task = task_from_json(str_of(task_json), "test", &err);
+    must(task ? 0 : -1, &err);
+    struct rollout_request request = {.agent = spec,
+                                      .task = task,
+                                      .model = world->model,
+                                      .isolation = SANDBOX_ISOLATION_NO_LIMITS,
+                                      .wall_ms_max = wall_ms,
+                                      .on_final = on_final,
+                                      .context = world};
+    must(rollouts_submit(world->rollouts, &request, world->id, &err), &err);
+    agent_spec_unref(spec);
+}
+
+static bool one_final(struct world *world)
+{
+    return world->finals == 1;
+}
+
+/* One rollout in a world of its own, to its end. */
+static void run(struct world *world, const char *agent, const char *task_json, uint32_t wall_ms)
+{
+    world_open(world, 0);
+    submit(world, agent, task_json, wall_ms);
+    if (!wait_until(world, one_final)) {
+        fprintf(stderr, "  no final event\n");
+        abort();
+    }
+}
+
+static bool result_has(struct world *world, const char *text)
+{
+    if (world->result && strstr(world->result, text))
+        return true;
+    fprintf(stderr, "  no %s in %s\n", text, world->result ? world->result : "nothing");
+    return false;
+}
+
+/* ---------------------------------------------------------------- fates and rewards */
+TEST_WITHIN(a_rollout_comes_back_with_the_verifiers_number, 90)
+{
+    struct world world;
+    run(&world, "echo done > out.txt",
+        "{\"instruction\":\"x\",\"verify\":[\"test -f out.txt\",\"false\",\"true\",\"false\"]}", 0);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    EXPECT(world.rewarded && world.reward == 0.5);
+    EXPECT(result_has(&world, "\"class\":\"ok\""));
+    EXPECT(result_has(&world, "\"fresh_verify\":true"));
+    EXPECT(result_has(&world, "\"passed\":2,\"total\":4"));
+    OWN(mem) char *path = mem_format("%s/rollouts/%s/result.json", world.home, world.id);
+    OWN(mem) char *owner = mem_format("%s/rollouts/%s/owner", world.home, world.id);
+    EXPECT(file_exists(path) && !file_exists(owner));
+    world_close(&world);
+}
+
+TEST_WITHIN(no_verifier_no_reward, 90)
+{
+    struct world world;
+    run(&world, "true", "{\"instruction\":\"x\"}", 0);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    EXPECT(!world.rewarded);
+    EXPECT(result_has(&world, "\"reward\":null"));
+    world_close(&world);
+}
+
+TEST_WITHIN(an_agent_that_fails_is_judged_all_the_same, 90)
+{
+    struct world world;
+    run(&world, "touch half; exit 9", "{\"instruction\":\"x\",\"verify\":[\"test -f half\"]}", 0);
+    EXPECT_INT(world.fate, TRACE_FATE_AGENT_FAILED);
+    EXPECT(world.rewarded && world.reward == 1);
+    EXPECT(result_has(&world, "\"code\":9"));
+    world_close(&world);
+}
+
+TEST_WITHIN(an_agent_that_takes_too_long_is_judged_and_its_tree_is_gone, 90)
+{
+    struct world world;
+    run(&world, "(trap '' TERM; setsid sleep 1000 &) ; touch begun; sleep 1000",
+        "{\"instruction\":\"x\",\"verify\":[\"test -f begun\",\"! grep -ls sleep "
+        "/proc/[0-9]*/comm\"]}",
+        700);
+    EXPECT_INT(world.fate, TRACE_FATE_TIMED_OUT);
+    EXPECT(world.rewarded && world.reward == 1);
+    world_close(&world);
+}
+
+TEST_WITHIN(a_failed_setup_command_ends_it_before_the_agent_starts, 90)
+{
+    struct world world;
+    run(&world, "touch /tmp/agent-was-here",
+        "{\"instruction\":\"x\",\"setup\":[\"echo one\",\"echo two; exit 3\",\"echo "
+        "three\"],\"verify\":[\"true\"]}",
+        0);
+    EXPECT_INT(world.fate, TRACE_FATE_SETUP_FAILED);
+    EXPECT_INT(world.failed_stage, TRACE_SETUP);
+    EXPECT(!world.rewarded);
+    EXPECT(strstr(world.error, "echo two") && strstr(world.error, "3"));
+    EXPECT(result_has(&world, "\"output\":\"two\\n\""));
+    EXPECT(!strstr(world.result, "echo three"));
+    EXPECT(result_has(&world, "\"agent_exit\":null"));
+    world_close(&world);
+}
+
+TEST_WITHIN(a_verifier_that_breaks_is_an_infrastructure_failure_and_never_a_zero, 90)
+{
+    static const char *const tasks[] = {
+        "{\"instruction\":\"x\",\"verify\":[\"echo nan > /logs/verifier/reward.txt\"]}",
+        "{\"instruction\":\"x\",\"verify\":[\"echo 1e999 > /logs/verifier/reward.txt\"]}",
+        "{\"instruction\":\"x\",\"verify\":[\": > /logs/verifier/reward.txt\"]}",
+        "{\"instruction\":\"x\",\"verify\":[\"echo '{}' > /logs/verifier/reward.json\"]}",
+    };
+    for (size_t i = 0; i < COUNT(tasks); i++) {
+        struct world world;
+        run(&world, "true", tasks[i], 0);
+        EXPECT_INT(world.fate, TRACE_FATE_INFRA_FAILED);
+        EXPECT_INT(world.failed_stage, TRACE_VERIFYING);
+        EXPECT(!world.rewarded && world.error[0]);
+        EXPECT(result_has(&world, "\"reward\":null"));
+        world_close(&world);
+    }
+}
+
+TEST_WITHIN(a_program_that_is_not_there_is_not_the_agents_fault, 90)
+{
+    struct world world;
+    struct err err = {0};
+    world_open(&world, 0);
+    struct agent_spec *spec = agent_spec_parse(
+        STR("name = \"gone\"\n[run]\nargv = [\"/no/such/agent\"]\ninstruction = \"stdin\"\n"), "t",
+        &err);
+    OWN(task)
+    struct task *task =
+        task_from_json(STR("{\"instruction\":\"x\",\"verify\":[\"true\"]}"), "t", &err);
+    struct rollout_request request = {.agent = spec,
+                                      .task = task,
+                                      .model = world.model,
+                                      .isolation = SANDBOX_ISOLATION_NO_LIMITS,
+                                      .on_final = on_final,
+                                      .context = &world};
+    must(rollouts_submit(world.rollouts, &request, world.id, &err), &err);
+    EXPECT(wait_until(&world, one_final));
+    EXPECT_INT(world.fate, TRACE_FATE_INFRA_FAILED);
+    EXPECT_INT(world.failed_stage, TRACE_RUNNING);
+    EXPECT(strstr(world.error, "/no/such/agent"));
+    agent_spec_unref(spec);
+    world_close(&world);
+}
+
+TEST_WITHIN(a_backend_that_is_not_there_is_an_infrastructure_failure, 90)
+{
+    struct world world;
+    struct err err = {0};
+    world_open(&world, 0);
+    struct agent_spec *spec = shell_agent("true");
+    OWN(task) struct task *task = task_from_json(STR("{\"instruction\":\"x\"}"), "t", &err);
+    struct rollout_request request = {.agent = spec,
+                                      .task = task,
+                                      .model = world.model,
+                                      .backend = "nowhere",
+                                      .on_final = on_final,
+                                      .context = &world};
+    must(rollouts_submit(world.rollouts, &request, world.id, &err), &err);
+    EXPECT(wait_until(&world, one_final));
+    EXPECT_INT(world.fate, TRACE_FATE_INFRA_FAILED);
+    EXPECT(strstr(world.error, "nowhere"));
+    agent_spec_unref(spec);
+    world_close(&world);
+}
+
+/* ---------------------------------------------------------------- hostile to its reward */
+TEST_WITHIN(a_reward_the_agent_wrote_is_cleared_and_tests_come_only_afterwards, 90)
+{
+    struct world world;
+    /* Root inside: it may write anywhere, plant links, and leave a verifier of its own. */
+    run(&world,
+        "ls /tests 2>/dev/null && touch saw-tests; mkdir -p /logs/verifier /tests; echo 1 > "
+        "/logs/verifier/reward.txt; "
+        "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; true",
+        "{\"instruction\":\"x\",\"root\":true,\"verify\":[\"test -e /logs/verifier/reward.txt\","
+        "\"test -e /tests/test.sh\",\"test -e saw-tests\"]}",
+        0);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    EXPECT(world.rewarded && world.reward == 0);
+    world_close(&world);
+}
+
+TEST_WITHIN(links_in_place_of_logs_and_tests_lead_nowhere, 90)
+{
+    struct world world;
+    run(&world,
+        "rm -rf /logs /tests; mkdir /elsewhere; ln -s /elsewhere /logs; ln -s /elsewhere /tests",
+        "{\"instruction\":\"x\",\"root\":true,\"verify\":[\"test -d /logs/verifier\",\"test ! -L "
+        "/logs\","
+        "\"test -z \\\"$(ls -A /elsewhere)\\\"\"]}",
+        0);
+    EXPECT(world.rewarded && world.reward == 1);
+    world_close(&world);
+}
+
+TEST_WITHIN(an_agent_that_removes_its_working_directory_is_still_judged, 90)
+{
+    struct world world;
+    run(&world, "cd /; rm -rf /app",
+        "{\"instruction\":\"x\",\"root\":true,\"verify\":[\"test -f /app/out\"]}", 0);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    EXPECT(world.rewarded && world.reward == 0);
+    world_close(&world);
+}
+
+/* ---------------------------------------------------------------- what the agent gets */
+TEST_WITHIN(the_agent_gets_instruction_files_environment_and_a_dummy_key, 90)
+{
+    struct world world;
+    run(&world,
+        "cat > stdin.txt; cat \"$FILE\" > file.txt; echo \"$URL $KEY $COLOUR\" > env.txt; pwd > "
+        "pwd.txt; id -u > id.txt",
+        "{\"instruction\":\"wörk\",\"files\":{\"in/"
+        "put\":\"text\"},\"env\":{\"COLOUR\":\"green\"},\"verify\":["
+        "\"test \\\"$(cat stdin.txt)\\\" = wörk\",\"test \\\"$(cat file.txt)\\\" = wörk\","
+        "\"grep -q '^http://127.0.0.1:13131/v1 postern-no-key-needed green$' env.txt\","
+        "\"test \\\"$(cat pwd.txt)\\\" = /app\",\"test \\\"$(cat id.txt)\\\" != 0\",\"test "
+        "\\\"$(cat in/put)\\\" = text\","
+        "\"test \\\"$(stat -c %u /app)\\\" = \\\"$(cat id.txt)\\\"\"]}",
+        0);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    if (!(world.rewarded && world.reward == 1))
+        fprintf(stderr, "  %s\n", world.result);
+    EXPECT(world.rewarded && world.reward == 1);
+    world_close(&world);
+}
+
+/* ---------------------------------------------------------------- the manager */
+struct seen {
+    size_t stages, finals, running, running_most;
+};
+
+static void on_event(void *context, const struct rollout_event *event)
+{
+    struct seen *seen = context;
+    seen->stages += event->kind == ROLLOUT_EVENT_STAGE;
+    seen->finals += event->kind == ROLLOUT_EVENT_FINAL;
+}
+
+static bool six_finals(struct world *world)
+{
+    return world->finals == 6;
+}
+
+TEST_WITHIN(only_so_many_run_at_once_and_each_ends_exactly_once, 120)
+{
+    struct world world;
+    struct seen seen = {0};
+    world_open(&world, 2);
+    struct rollout_watch watch = {.on_event = on_event, .context = &seen};
+    rollouts_watch(world.rollouts, &watch);
+    for (int i = 0; i < 6; i++)
+        submit(&world, "true", "{\"instruction\":\"x\",\"verify\":[\"true\"]}", 0);
+    uint64_t end = clock_mono_ms() + SECONDS_MAX * 1000;
+    size_t most = 0;
+    while (world.finals < 6 && clock_mono_ms() < end) {
+        struct rollout_counts counts = rollouts_counts(world.rollouts);
+        most = counts.running > most ? counts.running : most;
+        loop_once(world.loop, 50);
+    }
+    EXPECT(six_finals(&world));
+    EXPECT_INT(most, 2);
+    EXPECT_INT(seen.finals, 6);
+    EXPECT_INT(rollouts_counts(world.rollouts).by_fate[TRACE_FATE_OK], 6);
+    rollouts_unwatch(&watch);
+    world_close(&world);
+    EXPECT_INT(world.finals, 6);
+}
+
+static bool one_runs(struct world *world)
+{
+    struct rollout_view view;
+    return rollouts_view(world->rollouts, world->id, &view) && view.stage == TRACE_RUNNING;
+}
+
+static bool two_finals(struct world *world)
+{
+    return world->finals == 2;
+}
+
+TEST_WITHIN(cancelled_ones_end_once_whether_queued_or_running, 90)
+{
+    struct world world;
+    struct err err = {0};
+    world_open(&world, 1);
+    submit(&world, "sleep 1000", "{\"instruction\":\"x\",\"verify\":[\"true\"]}", 0);
+    char running[ID_MAX];
+    memcpy(running, world.id, sizeof running);
+    EXPECT(wait_until(&world, one_runs));
+    submit(&world, "true", "{\"instruction\":\"x\",\"verify\":[\"true\"]}", 0);
+    EXPECT_INT(rollouts_cancel(world.rollouts, world.id, "not needed", &err), 0);
+    EXPECT(wait_until(&world, one_final));
+    EXPECT_INT(world.fate, TRACE_FATE_CANCELLED);
+    EXPECT_INT(world.failed_stage, TRACE_QUEUED);
+    EXPECT_INT(rollouts_cancel(world.rollouts, running, "enough", &err), 0);
+    EXPECT(wait_until(&world, two_finals));
+    EXPECT_INT(world.fate, TRACE_FATE_CANCELLED);
+    EXPECT_INT(world.failed_stage, TRACE_RUNNING);
+    EXPECT(!world.rewarded);
+    EXPECT(strstr(world.error, "enough"));
+    EXPECT_INT(rollouts_cancel(world.rollouts, running, "again", &err), -1);
+    EXPECT_INT(err.kind, ERR_CONFLICT);
+    EXPECT_INT(rollouts_cancel(world.rollouts, "r-nobody", "x", &err), -1);
+    EXPECT_INT(err.kind, ERR_NOT_FOUND);
+    world_close(&world);
+    EXPECT_INT(world.finals, 2);
+}
+
+TEST_WITHIN(closing_ends_what_is_left, 90)
+{
+    struct world world;
+    world_open(&world, 2);
+    for (int i = 0; i < 5; i++)
+        submit(&world, "sleep 1000", "{\"instruction\":\"x\",\"verify\":[\"true\"]}", 0);
+    loop_once(world.loop, 50);
+    world_close(&world);
+    EXPECT_INT(world.finals, 5);
+    EXPECT_INT(world.fate, TRACE_FATE_CANCELLED);
+}
+
+TEST_WITHIN(a_script_without_an_answer_is_the_upstreams_fault, 90)
+{
+    struct world world;
+    world_open(&world, 0);
+    model_unref(world.model);
+    world.model = script(&world, "name = 'm'\n[[rule]]\nwhen.task = 'another'\nsay = 'x'\n");
+    submit(&world,
+           "python3 -c 'import os,urllib.request as u; "
+           "u.urlopen(u.Request(os.environ[\"URL\"]+\"/chat/completions\", "
+           "b\"{\\\"model\\\":\\\"m\\\",\\\"messages\\\":[{\\\"role\\\":\\\"user\\\","
+           "\\\"content\\\":\\\"x\\\"}]}\", "
+           "{\"content-type\":\"application/json\"}))'",
+           "{\"instruction\":\"x\",\"verify\":[\"true\"]}", 0);
+    EXPECT(wait_until(&world, one_final));
+    EXPECT_INT(world.fate, TRACE_FATE_UPSTREAM_FAILED);
+    EXPECT(!world.rewarded);
+    world_close(&world);
+}
