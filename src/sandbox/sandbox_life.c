@@ -265,8 +265,14 @@ static void on_probed(void *context, const struct sandbox_outcome *outcome)
 static void on_channel_ready(void *context, bool can_inlet)
 {
     struct sandbox *sandbox = context;
-    if (sandbox->state != SB_GREETING || !sandbox->inlet_carried || can_inlet)
+    if (sandbox->state != SB_GREETING)
         return;
+    if (!sandbox->inlet_carried) {
+        become_ready(sandbox);
+        return;
+    }
+    if (can_inlet)
+        return; /* on_probed decides */
     struct err err = {0};
     err_set(&err, ERR_CONFLICT,
             "127.0.0.1:%d is taken where the sandbox runs, so it has no inlet (another sandbox "
@@ -373,6 +379,8 @@ static void take_link(struct sandbox *sandbox, struct backend_link *link)
         attempt_failed(sandbox, &err);
         return;
     }
+    if (!carried)
+        return;
     struct sandbox_command probe = {
         .argv = (const char *const[]){"/.postern-probe", NULL},
         .timeout_ms = PROBE_MS,
@@ -456,7 +464,8 @@ void sandbox_next_in_queue(struct sandboxes *sandboxes)
 {
     size_t starting_max =
         sandboxes->options.starting_max ? sandboxes->options.starting_max : STARTING_DEFAULT;
-    while (sandboxes->starting < starting_max && !list_empty(&sandboxes->queue)) {
+    while (sandboxes->starting < starting_max && !list_empty(&sandboxes->queue) &&
+           !sandboxes->closing) {
         struct sandbox *sandbox = LIST_OF(sandboxes->queue.next, struct sandbox, queue_link);
         leave_queue(sandbox);
         begin_attempt(sandbox);
