@@ -301,9 +301,15 @@ static int become(const struct porter_world *world, uint8_t type, const struct w
             size--;
         make_missing(str_upto(path, size), &user);
     }
+    pid_t parent = getppid();
     const char *failed = launch_become(world, &user, CAPS_FILES);
     if (failed)
-        return err_errno(err, "becoming the user: %s", failed);
+        return err_errno(err, "%s", failed);
+    /* The end of the content must not be mistaken for its completion. Changing ids clears this, so
+     * it comes after. */
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+    if (getppid() != parent)
+        _exit(1);
     return 0;
 }
 

@@ -47,11 +47,13 @@ static void inlet_ready(struct watch *watch, uint32_t events)
     (void)events;
     struct porter *porter = watch->porter;
     OWN(fd) int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0)
+    if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
         return;
-    OWN(fd) int twin = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (twin < 0)
+    OWN(fd) int twin = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (twin < 0) { /* out of descriptors: until something ends */
+        watch_set(watch, 0);
         return;
+    }
     int on = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     do

@@ -167,6 +167,7 @@ static const char *prepare(struct launch *launch)
         return "controlling terminal";
     umask(022);
     raise_oom_score(launch->world->proc);
+    (void)syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &launch->world->nofile, NULL);
     for (size_t i = 0; i < options->rlimit_count; i++)
         if (syscall(SYS_prlimit64, 0, options->rlimits[i].resource, &options->rlimits[i].limit,
                     NULL) < 0)

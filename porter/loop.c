@@ -30,6 +30,7 @@
 #define READ_SIZE (WIRE_PAYLOAD_MAX + WIRE_HEADER_SIZE)
 #define OUT_STALLED (4u << 20) /* the host does not read: then neither do we */
 #define EVENTS 64
+#define NOFILE_WANTED 16384 /* a thousand commands and their pipes */
 
 void porter_die(const char *format, ...)
 {
@@ -319,6 +320,12 @@ static void look_around(struct porter_world *world)
     if (chdir("/") < 0)
         porter_die("working directory: %s", strerror(errno));
     world->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (getrlimit(RLIMIT_NOFILE, &world->nofile) < 0)
+        porter_die("descriptor limit: %s", strerror(errno));
+    struct rlimit raised = world->nofile;
+    raised.rlim_cur = raised.rlim_max < NOFILE_WANTED ? raised.rlim_max : NOFILE_WANTED;
+    if (raised.rlim_cur > world->nofile.rlim_cur)
+        (void)setrlimit(RLIMIT_NOFILE, &raised);
     OWN(fd)
     int fd = world->proc < 0 ? -1 : openat(world->proc, "self/setgroups", O_RDONLY | O_CLOEXEC);
     if (fd >= 0 && read(fd, text, sizeof text - 1) >= 4)

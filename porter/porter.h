@@ -63,7 +63,8 @@ struct porter_world {
     int proc; /* O_PATH of /proc, or -1 */
     int null; /* /dev/null, or the read end of a closed pipe */
     bool setgroups_denied;
-    bool is_init; /* process 1 of a pid namespace */
+    bool is_init;         /* process 1 of a pid namespace */
+    struct rlimit nofile; /* as it was: the porter raises its own, commands get this */
 };
 
 /* ---------------------------------------------------------------- users */
