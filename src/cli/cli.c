@@ -48,6 +48,21 @@ void cli_write_buf(struct str text)
     (void)fwrite(text.data, 1, text.size, stdout);
 }
 
+struct str cli_harmless(struct str text, struct arena *arena)
+{
+    char *copy = arena_text(arena, text);
+    for (size_t i = 0; i < text.size; i++) {
+        unsigned char byte = (unsigned char)copy[i];
+        /* U+0080 to U+009F are control characters too: c2 80 to c2 9f. */
+        bool c1 = byte == 0xc2 && i + 1 < text.size && (unsigned char)copy[i + 1] < 0xa0;
+        if (byte < ' ' || byte == 127 || c1)
+            copy[i] = '?';
+        if (c1)
+            copy[++i] = '?';
+    }
+    return str_make(copy, text.size);
+}
+
 /* Whether anybody said how much to log; else commands for people are quieter than a server. */
 static bool log_level_was_said(const struct config *config)
 {

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/arena.h"
 #include "base/err.h"
 #include "base/str.h"
 #include "config/config.h"
@@ -77,6 +78,8 @@ int cli_fail_as(const struct cli *cli, int code);
 int cli_flush(struct cli *cli, int code);
 bool cli_colour(void); /* standard output is a terminal that takes colours */
 void cli_write_buf(struct str text);
+/* A copy in which no byte drives a terminal; for texts that come from a sandbox. */
+struct str cli_harmless(struct str text, struct arena *arena);
 
 /* --- shared pieces */
 struct runtime_show;

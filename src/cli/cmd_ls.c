@@ -55,10 +55,10 @@ static long long total_ms(struct json result)
 static void print_row(struct json result, const char *id)
 {
     OWN(arena) struct arena arena = {0};
-    struct str fate = json_str(json_get(result, "class"), &arena);
-    struct str task = json_str(json_get(result, "task"), &arena);
-    struct str agent = json_str(json_get(result, "agent"), &arena);
-    struct str cause = json_str(json_get(result, "cause"), &arena);
+    struct str fate = cli_harmless(json_str(json_get(result, "class"), &arena), &arena);
+    struct str task = cli_harmless(json_str(json_get(result, "task"), &arena), &arena);
+    struct str agent = cli_harmless(json_str(json_get(result, "agent"), &arena), &arena);
+    struct str cause = cli_harmless(json_str(json_get(result, "cause"), &arena), &arena);
     double reward;
     char reward_text[32] = "-", time[32];
     if (json_double(json_get(result, "reward"), &reward))

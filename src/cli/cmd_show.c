@@ -39,18 +39,28 @@ static void heading(const struct show *show, const char *text)
     printf("\n%s%s%s\n", show->colour ? "\033[1m" : "", text, show->colour ? "\033[0m" : "");
 }
 
+static struct str expand_tabs(struct show *show, struct str line)
+{
+    OWN(buf) struct buf out = {0};
+    if (str_find_byte(line, '\t') < 0)
+        return line;
+    for (size_t i = 0; i < line.size; i++)
+        if (line.data[i] == '\t')
+            buf_format(&out, "    ");
+        else
+            buf_byte(&out, line.data[i]);
+    return arena_str(&show->arena, buf_str(&out));
+}
+
 /* Control characters of a sandbox never reach the terminal. */
-static void put_text(const struct show *show, const char *indent, struct str text)
+static void put_text(struct show *show, const char *indent, struct str text)
 {
     size_t max = show->whole ? SIZE_MAX : 4000;
     struct str rest = str_trim(str_upto(text, max));
     while (rest.data) {
         struct str line = str_cut(&rest, '\n');
-        printf("%s", indent);
-        for (size_t i = 0; i < line.size; i++) {
-            unsigned char byte = (unsigned char)line.data[i];
-            putchar(byte == '\t' || (byte >= ' ' && byte != 127) ? byte : '?');
-        }
+        struct str safe = cli_harmless(expand_tabs(show, line), &show->arena);
+        printf("%s%.*s", indent, STR_ARGS(safe));
         putchar('\n');
     }
     if (text.size > max)
@@ -74,7 +84,8 @@ static void put_commands(struct show *show, struct json list, const char *title)
         return;
     heading(show, title);
     JSON_EACH (item, list) {
-        struct str command = json_str(json_get(item.value, "command"), &show->arena);
+        struct str command =
+            cli_harmless(json_str(json_get(item.value, "command"), &show->arena), &show->arena);
         printf("$ %.*s   -> %lld (%lld ms)\n", STR_ARGS(command),
                json_int_or(json_get(item.value, "code"), -1),
                json_int_or(json_get(item.value, "wall_ms"), 0));
@@ -150,7 +161,7 @@ static struct str content_text(struct show *show, struct json message)
 static void put_tool_call(struct show *show, struct json call)
 {
     OWN(json_doc) struct json_doc doc = {0};
-    struct str name = json_str(json_get(call, "name"), &show->arena);
+    struct str name = cli_harmless(json_str(json_get(call, "name"), &show->arena), &show->arena);
     struct str arguments = json_str(json_get(call, "arguments"), &show->arena);
     if (json_read(&doc, arguments, NULL, NULL) == 0 && json_size(json_root(&doc)) == 1 &&
         json_type(json_first(json_root(&doc)).value) == JSON_STRING)
@@ -161,7 +172,7 @@ static void put_tool_call(struct show *show, struct json call)
 
 static void put_message(struct show *show, struct json message)
 {
-    struct str role = json_str(json_get(message, "role"), &show->arena);
+    struct str role = cli_harmless(json_str(json_get(message, "role"), &show->arena), &show->arena);
     const char *colour = !show->colour               ? ""
                          : str_is(role, "assistant") ? "\033[36m"
                          : str_is(role, "tool")      ? "\033[33m"
@@ -181,7 +192,8 @@ static void put_call(struct show *show, struct json call, size_t *messages_shown
     bool side = json_true(json_get(call, "side"));
     struct str state = json_str(json_get(call, "state"), &show->arena);
     if (side || !str_is(state, "answered")) {
-        struct str error = json_str(json_get(call, "error"), &show->arena);
+        struct str error =
+            cli_harmless(json_str(json_get(call, "error"), &show->arena), &show->arena);
         printf("(call %lld: %s%.*s%s%.*s)\n", json_int_or(json_get(call, "number"), 0),
                side ? "side call, " : "", STR_ARGS(state), error.size ? ": " : "", STR_ARGS(error));
         if (side)

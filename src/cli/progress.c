@@ -91,14 +91,17 @@ static void reward_text(char *out, size_t size, bool known, double value)
 
 static void put_line(struct progress *progress, const struct runtime_row *row, struct buf *out)
 {
+    OWN(arena) struct arena arena = {0};
     char reward[32], time[32];
+    struct str task = cli_harmless(str_of(row->task), &arena);
+    struct str error = cli_harmless(str_of(row->error), &arena);
     reward_text(reward, sizeof reward, row->rewarded, row->reward);
     text_duration(time, sizeof time, row->wall_ms);
-    buf_format(out, "%-22s  %-20.20s  %s%-15s%s reward %-5s  %2u turns  %8s", row->id, row->task,
+    buf_format(out, "%-22s  %-20.20s  %s%-15s%s reward %-5s  %2u turns  %8s", row->id, task.data,
                colour_of(progress, row->fate), row->fate, plain(progress), reward, row->turns,
                time);
     if (row->error[0])
-        buf_format(out, "  %s%s%s", faint(progress), row->error, plain(progress));
+        buf_format(out, "  %s%s%s", faint(progress), error.data, plain(progress));
     buf_byte(out, '\n');
 }
 
@@ -185,14 +188,18 @@ static void note_active(struct progress *progress, const struct runtime_row *row
         active = &progress->active[progress->active_count++];
         *active = (struct active){.index = row->index};
         snprintf(active->id, sizeof active->id, "%s", row->id);
-        snprintf(active->task, sizeof active->task, "%s", row->task);
+        OWN(arena) struct arena words = {0};
+        snprintf(active->task, sizeof active->task, "%s",
+                 cli_harmless(str_of(row->task), &words).data);
     }
     uint64_t now = clock_mono_ms();
     active->since_ms = now - row->wall_ms;
     active->stage_since_ms = now - row->stage_ms;
     active->turns = row->turns;
     snprintf(active->stage, sizeof active->stage, "%s", row->stage);
-    snprintf(active->activity, sizeof active->activity, "%s", row->activity);
+    OWN(arena) struct arena arena = {0};
+    snprintf(active->activity, sizeof active->activity, "%s",
+             cli_harmless(str_of(row->activity), &arena).data);
 }
 
 static void screen_size(int *rows, int *columns)
