@@ -302,7 +302,9 @@ static int become(const struct porter_world *world, uint8_t type, const struct w
         make_missing(str_upto(path, size), &user);
     }
     pid_t parent = getppid();
-    const char *failed = launch_become(world, &user, CAPS_FILES);
+    const char *failed = launch_bound(CAPS_FILES);
+    if (!failed)
+        failed = launch_become(world, &user, CAPS_FILES);
     if (failed)
         return err_errno(err, "%s", failed);
     /* The end of the content must not be mistaken for its completion. Changing ids clears this, so

@@ -55,12 +55,10 @@ static const char *drop_capabilities(uint64_t keep)
     return syscall(SYS_capset, &header, data) < 0 ? "capabilities" : NULL;
 }
 
-const char *launch_become(const struct porter_world *world, const struct user *user, uint64_t caps)
+const char *launch_bound(uint64_t caps)
 {
     for (unsigned cap = 0; cap < 64; cap++) {
-        if (caps >> cap & 1)
-            continue;
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0)
+        if (caps >> cap & 1 || prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0)
             continue;
         if (errno == EINVAL)
             break; /* the kernel knows no more */
@@ -68,6 +66,11 @@ const char *launch_become(const struct porter_world *world, const struct user *u
             break; /* we hold nothing to drop it with; no_new_privs keeps it from mattering */
         return "cannot drop the bounding set";
     }
+    return NULL;
+}
+
+const char *launch_become(const struct porter_world *world, const struct user *user, uint64_t caps)
+{
     (void)prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         return "cannot set no_new_privs";

@@ -313,13 +313,25 @@ static void start_descriptors(struct porter *porter)
     porter->out = (struct watch){.ready = out_ready, .porter = porter, .fd = out};
 }
 
+/* /proc, if it is there and speaks of this pid namespace: another one's numbers would name the
+ * wrong processes. */
+static int open_proc(void)
+{
+    char self[16] = "", own[16];
+    OWN(fd) int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    snprintf(own, sizeof own, "%d", (int)getpid());
+    if (proc < 0 || readlinkat(proc, "self", self, sizeof self - 1) < 0 || strcmp(self, own) != 0)
+        return -1;
+    return fd_take(&proc);
+}
+
 static void look_around(struct porter_world *world)
 {
     char text[8] = "";
     world->is_init = getpid() == 1;
     if (chdir("/") < 0)
         porter_die("working directory: %s", strerror(errno));
-    world->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    world->proc = open_proc();
     if (getrlimit(RLIMIT_NOFILE, &world->nofile) < 0)
         porter_die("descriptor limit: %s", strerror(errno));
     struct rlimit raised = world->nofile;

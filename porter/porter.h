@@ -98,6 +98,9 @@ struct launch {
     int error;         /* out: errno, 0 when the program runs */
     const char *stage; /* out: what failed; NULL: the exec itself */
 };
+/* Drops all but `caps` from the bounding set: what this process holds stays, what it starts cannot
+ * get more. NULL, or what failed. */
+const char *launch_bound(uint64_t caps);
 /* Becomes the user for good: groups, ids, capabilities (`caps` of those at hand), no_new_privs.
  * Returns NULL or the name of the step that failed, with errno. */
 const char *launch_become(const struct porter_world *world, const struct user *user, uint64_t caps);

@@ -357,6 +357,8 @@ _Noreturn void supervisor_main(const struct porter_world *world, int ctl, bool r
     (void)prctl(PR_SET_NAME, "porter: job", 0, 0, 0);
     struct sigaction action = {.sa_handler = on_child};
     (void)sigaction(SIGCHLD, &action, NULL);
+    if (launch_bound(root_kind ? world->options.root_caps : 0))
+        _exit(117);
     bool own_filter = root_kind && world->options.root_filter.len;
     load_filter(own_filter ? &world->options.root_filter : &world->options.filter);
 

@@ -1,6 +1,12 @@
 /* The channel and the porter together: how commands end, what they see, how their streams flow. */
 #include "test_sandbox_channel.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
 /* ---------------------------------------------------------------- ends */
 TEST(an_exit_code_arrives_with_the_output_before_it)
 {
@@ -110,6 +116,41 @@ TEST(a_command_becomes_the_user_it_was_asked_for)
     forget(&a);
     forget(&b);
     forget(&c);
+    EXPECT_INT(stop(&place), 0);
+}
+
+TEST(a_filter_is_in_force_for_the_users_it_was_given_for)
+{
+    struct place place;
+    struct watched a = {0}, b = {0};
+    if (geteuid() != 0)
+        SKIP("not root: cannot become another user");
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_symlinkat, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    char user_fd[16], root_fd[16];
+    OWN(fd) int user = memfd_create("user", 0);
+    OWN(fd) int root = memfd_create("root", 0);
+    EXPECT(fd_write_all(user, filter, sizeof filter) == 0);
+    filter[1].k = SYS_renameat2; /* root may link, but not do this */
+    EXPECT(fd_write_all(root, filter, sizeof filter) == 0);
+    snprintf(user_fd, sizeof user_fd, "%d", user);
+    snprintf(root_fd, sizeof root_fd, "%d", root);
+    const char *extra[] = {"--seccomp-fd", user_fd, "--seccomp-root-fd", root_fd, NULL};
+    start_with(&place, &(struct channel_options){0}, extra);
+    EXPECT(chmod(place.dir, 0777) == 0);
+    const char *try =
+        "grep Seccomp: /proc/self/status; ln -s x link 2>/dev/null && echo linked; rm -f link";
+    run_to_end(&place, &a,
+               &(struct sandbox_command){.shell = try, .cwd = place.dir, .user = "1234:77"});
+    EXPECT_STR(buf_str(&a.out), STR("Seccomp:\t2\n"));
+    run_to_end(&place, &b, &(struct sandbox_command){.shell = try, .cwd = place.dir});
+    EXPECT_STR(buf_str(&b.out), STR("Seccomp:\t2\nlinked\n"));
+    forget(&a);
+    forget(&b);
     EXPECT_INT(stop(&place), 0);
 }
 
