@@ -81,8 +81,8 @@ static void stop_other(struct loop_watch *watch, uint32_t events)
     struct pair *pair = watch->context;
     struct loop_watch *other = watch == &pair->a ? &pair->b : &pair->a;
     called++;
-    loop_watch_stop(other);
     loop_watch_stop(watch);
+    loop_watch_stop(other); /* last, so that its slot is the next to be used */
     if (!pair->reuse)
         return;
     int fresh[2];
