@@ -9,6 +9,8 @@
 static const char *const log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
 static const char *const isolations[] = {"full", "no-limits", "no-seccomp", NULL};
 static const char *const syncs[] = {"always", "batch", "never", NULL};
+static const char *const apis[] = {"same",   "chat",        "messages", "responses",
+                                   "google", "completions", NULL};
 
 const struct setting settings[] = {
     {.name = "home",
@@ -265,6 +267,13 @@ const struct setting settings[] = {
      .min = 0,
      .max = 100,
      .help = "Times a call is tried again at the model server while the agent has seen nothing."},
+    {.name = "gateway.model-api",
+     .type = SETTING_CHOICE,
+     AT(gateway_model_api),
+     .fallback = "same",
+     .choices = apis,
+     .help = "What the model server speaks: the same as the agent, or one protocol that every "
+             "agent's calls are translated to."},
     {.name = "gateway.key-file",
      .type = SETTING_TEXT,
      AT(gateway_key_file),

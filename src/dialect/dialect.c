@@ -106,6 +106,11 @@ bool dialect_write_request(const struct dialect *dialect, const struct trace_req
     return true;
 }
 
+bool dialect_can_write_request(const struct dialect *dialect)
+{
+    return dialect->write_request != NULL;
+}
+
 void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,
                           const struct trace_answer *answer, struct buf *out)
 {

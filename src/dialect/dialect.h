@@ -80,6 +80,7 @@ void dialect_rewrite_request(const struct dialect *dialect, struct json body,
  * that dialect cannot be written. */
 bool dialect_write_request(const struct dialect *dialect, const struct trace_request *request,
                            const struct dialect_override *override, struct buf *out);
+bool dialect_can_write_request(const struct dialect *dialect);
 
 /* ---------------------------------------------------------------- answers to the agent */
 void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,

@@ -115,11 +115,19 @@ static void on_pulse(struct loop_timer *timer)
 
 /* ---------------------------------------------------------------- the end */
 
+static void stop_writing(struct call *call)
+{
+    if (call->writing)
+        dialect_writer_deinit(&call->writer);
+    call->writing = false;
+}
+
 static void call_free(void *argument)
 {
     struct call *call = argument;
     struct gateway_session *session = call->session;
     dialect_reader_free(call->reader);
+    stop_writing(call);
     json_doc_deinit(&call->doc);
     arena_deinit(&call->arena);
     buf_deinit(&call->body);
@@ -416,7 +424,7 @@ static void on_relay(void *context, struct str bytes, bool terminal)
         call->key_leaked = true;
     if (call->key_leaked)
         return;
-    if (call->request.stream != call->head.stream)
+    if (call->anew || call->request.stream != call->head.stream)
         return; /* made anew from what was read */
     if (!call->record.first_byte_ms)
         call->record.first_byte_ms = clock_wall_ms();
@@ -431,6 +439,31 @@ static void on_relay(void *context, struct str bytes, bool terminal)
     write_stream(call, bytes);
 }
 
+/* A stream in one dialect becomes a stream in the other, piece by piece. */
+static void begin_writing(struct call *call)
+{
+    stop_writing(call);
+    dialect_writer_init(&call->writer, call->dialect, &call->request, str_of(call->record.id),
+                        call->request.model, (int64_t)(clock_wall_ms() / 1000));
+    call->writing = true;
+}
+
+static void on_delta(void *context, const struct trace_delta *delta)
+{
+    struct call *call = context;
+    const char *key = call->session->model->key;
+    if (key && str_find(delta->text, str_of(key)) >= 0)
+        call->key_leaked = true;
+    if (call->key_leaked)
+        return;
+    if (!call->record.first_byte_ms)
+        call->record.first_byte_ms = clock_wall_ms();
+    OWN(buf) struct buf bytes = {0};
+    dialect_writer_delta(&call->writer, delta, &bytes);
+    call->relayed |= bytes.size > 0;
+    write_stream(call, buf_str(&bytes));
+}
+
 static void on_head(void *context, const struct upstream_head *head)
 {
     struct call *call = context;
@@ -439,16 +472,20 @@ static void on_head(void *context, const struct upstream_head *head)
     if (head->status / 100 != 2)
         return;
     bool proxy = call->session->mode == GATEWAY_PROXY;
+    bool live = call->anew && call->request.stream && head->stream;
     struct dialect_reader_options options = {
         .stream = head->stream,
         .strip_token_ids = proxy && !call->request.wants_token_ids,
         .strip_logprobs = proxy && !call->request.wants_logprobs,
         .strip_usage = proxy && call->request.stream && !call->request.stream_usage,
         .bytes_max = call->session->limits.answer_bytes_max,
+        .on_delta = live ? on_delta : NULL,
         .on_relay = on_relay,
         .context = call,
     };
-    call->reader = dialect_reader_new(call->dialect, &options);
+    call->reader = dialect_reader_new(call->api, &options);
+    if (live)
+        begin_writing(call);
 }
 
 static bool leaked(struct call *call)
@@ -519,10 +556,17 @@ static void copy_tokens(struct call *call, const struct trace_answer *from)
     to->tokens.logprob_count = from->tokens.logprob_count;
 }
 
-/* The upstream gave the answer in the form the agent did not ask for. */
+/* The upstream gave the answer in the form or the dialect the agent did not ask for. */
 static void convert(struct call *call)
 {
     buf_clear(&call->held);
+    /* Some engines say "stop" after tool calls; agents of other dialects would not run them. */
+    if (call->anew && call->answer.finish == TRACE_FINISH_STOP && call->answer.message.call_count)
+        call->answer.finish = TRACE_FINISH_TOOL_CALLS;
+    if (call->writing) {
+        dialect_writer_finish(&call->writer, call->answer.finish, &call->answer.usage, &call->held);
+        return;
+    }
     if (!call->request.stream) {
         dialect_write_answer(call->dialect, &call->request, &call->answer, &call->held);
         return;
@@ -562,7 +606,7 @@ static void on_done(void *context, const struct err *err, bool script_error)
         return;
     }
     copy_tokens(call, upstream_tokens(call->upstream));
-    if (call->request.stream != call->head.stream)
+    if (call->anew || call->request.stream != call->head.stream)
         convert(call);
     enter(call);
 }
@@ -573,6 +617,7 @@ static void attempt(struct call *call)
     struct gateway_session *session = call->session;
     dialect_reader_free(TAKE(call->reader));
     call->reader_over = false;
+    stop_writing(call);
     buf_clear(&call->held);
     buf_clear(&call->error_body);
     call->head = (struct upstream_head){0};
@@ -584,9 +629,9 @@ static void attempt(struct call *call)
     OWN(buf) struct buf path = {0};
     struct str model =
         session->mode == GATEWAY_PROXY ? str_of(session->model->name) : call->request.model;
-    dialect_upstream_path(call->dialect, model, call->request.stream, &path);
+    dialect_upstream_path(call->api, model, call->request.stream, &path);
     struct upstream_request request = {
-        .dialect = call->dialect,
+        .dialect = call->api,
         .request = &call->request,
         .path = buf_text(&path),
         .body = call->rewritten.size ? buf_str(&call->rewritten) : buf_str(&call->body),
@@ -617,11 +662,30 @@ static void on_intent(void *context, const struct err *err)
         attempt(call);
 }
 
+/* The dialect the model server is spoken to in. A script plays along in any. */
+static int choose_api(struct call *call, struct err *err)
+{
+    const struct model *model = call->session->model;
+    call->api = model->api && !model->script ? model->api : call->dialect;
+    call->anew = call->api != call->dialect;
+    if (!call->anew || dialect_can_write_request(call->api))
+        return 0;
+    return err_set(err, ERR_UNSUPPORTED,
+                   "the model server speaks %s, and calls in %s cannot be translated to that",
+                   dialect_name(call->api), dialect_name(call->dialect));
+}
+
 static void rewrite(struct call *call)
 {
     const struct gateway_session *session = call->session;
-    if (session->mode != GATEWAY_PROXY || session->model->script)
+    bool proxy = session->mode == GATEWAY_PROXY;
+    if ((!proxy && !call->anew) || session->model->script)
         return;
+    if (!proxy) {
+        struct dialect_override nothing = {.usage = call->request.stream};
+        (void)dialect_write_request(call->api, &call->request, &nothing, &call->rewritten);
+        return;
+    }
     struct dialect_override override = {
         .model = str_of(session->model->name),
         .capture = true,
@@ -632,7 +696,10 @@ static void rewrite(struct call *call)
         .top_p = session->sampling.top_p,
         .tokens_max = session->sampling.tokens_max,
     };
-    dialect_rewrite_request(call->dialect, json_root(&call->doc), &override, &call->rewritten);
+    if (call->anew)
+        (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);
+    else
+        dialect_rewrite_request(call->dialect, json_root(&call->doc), &override, &call->rewritten);
 }
 
 static void write_intent(struct call *call)
@@ -699,6 +766,8 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     else
         read =
             dialect_read_request(&route, json_root(&call->doc), &call->arena, &call->request, &err);
+    if (read == 0)
+        read = choose_api(call, &err);
     if (read < 0) {
         session_refused(session, REFUSED_INPUT);
         answer_error(exchange, dialect, err.kind == ERR_LIMIT ? 413 : 400, NULL, str_of(err.text),

@@ -27,9 +27,13 @@ struct store;
 
 /* ---------------------------------------------------------------- models */
 struct model_options {
-    const char *key_env;        /* name of the environment variable with the key; NULL: none */
-    const char *key_file;       /* or a file that holds it; NULL: none */
-    const char *ca_file;        /* NULL: the system's certificates */
+    const char *key_env;  /* name of the environment variable with the key; NULL: none */
+    const char *key_file; /* or a file that holds it; NULL: none */
+    const char *ca_file;  /* NULL: the system's certificates */
+    /* The dialect the model server speaks: "chat", "messages", "responses", "google",
+     * "completions". Calls of agents that speak another one are translated; only to "chat" can
+     * every dialect be. NULL or "same": whatever the agent speaks. */
+    const char *api;
     uint32_t first_byte_ms_max; /* 0: 10 min: until the answer's head, per attempt */
     uint32_t idle_ms_max;       /* 0: 5 min without a byte of the answer */
     uint32_t connect_ms_max;    /* 0: 10 s */

@@ -30,6 +30,7 @@ struct model {
     char *base_url; /* without a final slash; NULL: a script */
     char *key;      /* NULL: none */
     char *ca_file;
+    const struct dialect *api; /* NULL: the agent's own */
     struct script *script;
     struct model_options options; /* numbers only; defaults put in */
 };
@@ -37,7 +38,7 @@ struct model {
 /* ---------------------------------------------------------------- upstream.c, play.c */
 /* What an attempt is made from; borrowed until the attempt is over. */
 struct upstream_request {
-    const struct dialect *dialect;
+    const struct dialect *dialect; /* spoken to the model server */
     const struct trace_request *request;
     const char *path;                  /* "/chat/completions" */
     struct str body;                   /* as it goes out */
@@ -220,7 +221,9 @@ struct call {
     struct list node; /* in session->calls */
     struct gateway_session *session;
     struct http_exchange *exchange; /* NULL: the agent went away or has its answer */
-    const struct dialect *dialect;
+    const struct dialect *dialect;  /* the agent's */
+    const struct dialect *api;      /* the model server's */
+    bool anew;                      /* the answer is written from what was read, not relayed */
     enum call_state state;
     struct arena arena;
     struct buf body;
@@ -233,7 +236,9 @@ struct call {
     struct upstream *upstream;
     struct upstream_head head;
     struct dialect_reader *reader;
-    bool reader_over;      /* it has been asked for its end, or failed */
+    bool reader_over;             /* it has been asked for its end, or failed */
+    struct dialect_writer writer; /* of a stream that is written anew, live */
+    bool writing;
     struct buf rewritten;  /* the body in proxy mode */
     struct buf error_body; /* of an answer with a status that is not 200 */
     struct buf held;       /* terminal events, or the whole body, until the entry is committed */

@@ -101,6 +101,16 @@ struct model *model_open(const char *spec, const struct model_options *options, 
     atomic_init(&model->references, 1);
     model->spec = mem_dup(spec);
     model->ca_file = mem_dup(options->ca_file);
+    bool same = !options->api || !options->api[0] || strcmp(options->api, "same") == 0;
+    model->api = same ? NULL : dialect_find(options->api);
+    if (!same && !model->api) {
+        err_set(err, ERR_INPUT,
+                "the model's api '%s' is none of same, chat, messages, responses, google, "
+                "completions",
+                options->api);
+        model_unref(model);
+        return NULL;
+    }
     model->options = (struct model_options){
         .first_byte_ms_max = or_default(options->first_byte_ms_max, FIRST_BYTE_MS),
         .idle_ms_max = or_default(options->idle_ms_max, IDLE_MS),

@@ -40,6 +40,7 @@ struct model *machine_model(const struct config *config, const char *spec, const
         .first_byte_ms_max = (uint32_t)config->gateway_first_byte_ms_max,
         .idle_ms_max = (uint32_t)config->gateway_idle_ms_max,
         .connect_ms_max = (uint32_t)config->gateway_connect_ms_max,
+        .api = config->gateway_model_api,
         .attempts_max = (uint32_t)config->gateway_retries_max + 1,
     };
     if (!key_env && (options.key_file || !getenv(options.key_env)))

@@ -1,0 +1,230 @@
+/* Agents of every dialect against a model server that speaks only chat completions, and against a
+ * script. */
+#include "test_gateway.h"
+
+static const struct http_header sse_type[] = {{{"content-type", 12}, {"text/event-stream", 17}}};
+
+/* One question, as each dialect asks it; with a tool, so that answers may call it. */
+static const struct spoken {
+    const char *dialect, *path, *stream_path, *body, *stream_body;
+    const char *finish;  /* in the end of a streamed answer with tool calls */
+    const char *no_text; /* an error in this dialect has it */
+} spoken[] = {
+    {"chat", "/v1/chat/completions", "/v1/chat/completions",
+     "{\"model\":\"any\",\"messages\":[{\"role\":\"system\",\"content\":\"be brief\"},"
+     "{\"role\":\"user\",\"content\":\"hello\"}],\"tools\":[{\"type\":\"function\",\"function\":"
+     "{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}}]}",
+     "{\"model\":\"any\",\"stream\":true,\"messages\":[{\"role\":\"system\",\"content\":"
+     "\"be brief\"},{\"role\":\"user\",\"content\":\"hello\"}],\"tools\":[{\"type\":\"function\","
+     "\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}}]}",
+     "\"finish_reason\":\"tool_calls\"", "\"error\""},
+    {"messages", "/v1/messages", "/v1/messages",
+     "{\"model\":\"any\",\"max_tokens\":99,\"system\":\"be brief\",\"messages\":[{\"role\":"
+     "\"user\",\"content\":\"hello\"}],\"tools\":[{\"name\":\"look\",\"input_schema\":"
+     "{\"type\":\"object\"}}]}",
+     "{\"model\":\"any\",\"max_tokens\":99,\"stream\":true,\"system\":\"be brief\",\"messages\":"
+     "[{\"role\":\"user\",\"content\":\"hello\"}],\"tools\":[{\"name\":\"look\","
+     "\"input_schema\":{\"type\":\"object\"}}]}",
+     "\"stop_reason\":\"tool_use\"", "\"type\":\"error\""},
+    {"responses", "/v1/responses", "/v1/responses",
+     "{\"model\":\"any\",\"instructions\":\"be brief\",\"input\":\"hello\",\"tools\":[{\"type\":"
+     "\"function\",\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}]}",
+     "{\"model\":\"any\",\"stream\":true,\"instructions\":\"be brief\",\"input\":\"hello\","
+     "\"tools\":[{\"type\":\"function\",\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}]}",
+     "event: response.completed", "\"error\""},
+    {"google", "/v1beta/models/any:generateContent", "/v1beta/models/any:streamGenerateContent",
+     "{\"systemInstruction\":{\"parts\":[{\"text\":\"be brief\"}]},\"contents\":[{\"role\":"
+     "\"user\",\"parts\":[{\"text\":\"hello\"}]}],\"tools\":[{\"functionDeclarations\":[{\"name\":"
+     "\"look\",\"parameters\":{\"type\":\"object\"}}]}]}",
+     "{\"systemInstruction\":{\"parts\":[{\"text\":\"be brief\"}]},\"contents\":[{\"role\":"
+     "\"user\",\"parts\":[{\"text\":\"hello\"}]}],\"tools\":[{\"functionDeclarations\":[{\"name\":"
+     "\"look\",\"parameters\":{\"type\":\"object\"}}]}]}",
+     "\"finishReason\":\"STOP\"", "\"error\""},
+    {"completions", "/v1/completions", "/v1/completions",
+     "{\"model\":\"any\",\"prompt\":\"hello\"}",
+     "{\"model\":\"any\",\"stream\":true,\"prompt\":\"hello\"}", "\"finish_reason\":\"",
+     "\"error\""},
+};
+
+#define TOOLS_ANSWER                                                                               \
+    "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"m\","         \
+    "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"reasoning_content\":\"hm\","  \
+    "\"content\":\"let me "                                                                        \
+    "see\",\"tool_calls\":[{\"id\":\"t1\",\"type\":\"function\",\"function\":"                     \
+    "{\"name\":\"look\",\"arguments\":\"{\\\"at\\\":1}\"}}]},\"finish_reason\":\"stop\"}],"        \
+    "\"usage\":{\"prompt_tokens\":11,\"completion_tokens\":3,\"total_tokens\":14}}"
+#define EVENT(delta) "data: {\"choices\":[{\"index\":0,\"delta\":{" delta "}}]}\n\n"
+
+static void answer_tools(struct world *world, struct http_exchange *exchange)
+{
+    (void)world;
+    http_respond_json(exchange, 200, STR(TOOLS_ANSWER));
+}
+
+static void answer_later(struct world *world, struct http_exchange *exchange)
+{
+    world->held = exchange;
+}
+
+static void answer_400(struct world *world, struct http_exchange *exchange)
+{
+    (void)world;
+    http_respond_json(exchange, 400,
+                      STR("{\"error\":{\"message\":\"prompt is too long\",\"code\":\"context\"}}"));
+}
+
+static void world_chat_only(struct world *world)
+{
+    world_start(world);
+    world_model_upstream(
+        world, &(struct model_options){.attempts_max = 3, .retry_ms_max = 2, .api = "chat"});
+}
+
+TEST(every_dialect_reaches_a_chat_only_model_server)
+{
+    struct world world = {.upstream_answer = answer_tools};
+    world_chat_only(&world);
+    world_open(&world, (struct gateway_session_options){.mode = "proxy"});
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].path, str_of(spoken[i].body));
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT(reply_has(&reply, "let me see"));
+        EXPECT(strcmp(spoken[i].dialect, "completions") == 0 || reply_has(&reply, "\"look\""));
+        EXPECT(str_starts(buf_str(&world.upstream_head), STR("/v1/chat/completions\n")));
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, buf_str(&world.upstream_body), NULL, NULL), 0);
+        struct json root = json_root(&doc);
+        EXPECT(json_is(json_get(root, "model"), "real-name"));
+        size_t last = json_size(json_get(root, "messages")) - 1;
+        EXPECT(json_is(json_get(json_at(json_get(root, "messages"), last), "content"), "hello"));
+        buf_deinit(&reply.body);
+    }
+    EXPECT_INT(gateway_session_stats(world.session)->turns, COUNT(spoken) - 1);
+    world_end(&world);
+}
+
+/* Each piece reaches the agent before the next one is sent, and the end only after the commit. */
+TEST(every_dialect_streams_live_from_a_chat_only_model_server)
+{
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct world world = {.upstream_answer = answer_later};
+        world_chat_only(&world);
+        world_open(&world, (struct gateway_session_options){0});
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].stream_path, str_of(spoken[i].stream_body));
+        PUMP_UNTIL(&world, world.held);
+        EXPECT(str_find(buf_str(&world.upstream_body), STR("\"stream\":true")) > 0);
+        http_respond_begin(world.held, 200, sse_type, 1);
+        (void)http_respond_write(world.held, STR(EVENT("\"content\":\"first\"")));
+        PUMP_UNTIL(&world, reply_has(&reply, "first"));
+        (void)http_respond_write(world.held, STR(EVENT("\"content\":\"second\"")));
+        PUMP_UNTIL(&world, reply_has(&reply, "second"));
+        (void)http_respond_write(
+            world.held,
+            STR(EVENT("\"tool_calls\":[{\"index\":0,\"id\":\"t1\",\"function\":{\"name\":"
+                      "\"look\",\"arguments\":\"\"}}]")
+                    EVENT("\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{}\"}}]")));
+        EXPECT_INT(world.done, 0);
+        EXPECT(!reply_has(&reply, spoken[i].finish));
+        (void)http_respond_write(
+            world.held, STR("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":"
+                            "\"tool_calls\"}]}\n\ndata: [DONE]\n\n"));
+        http_respond_end(world.held);
+        reply_wait(&reply);
+        EXPECT_INT(reply.err.kind, ERR_NONE);
+        EXPECT(reply_has(&reply, spoken[i].finish));
+        EXPECT_INT(world.done, 1);
+        buf_deinit(&reply.body);
+        world_end(&world);
+    }
+}
+
+TEST(a_truncated_stream_is_a_reset_in_every_dialect)
+{
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct world world = {.upstream_answer = answer_later};
+        world_chat_only(&world);
+        world_open(&world, (struct gateway_session_options){0});
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].stream_path, str_of(spoken[i].stream_body));
+        PUMP_UNTIL(&world, world.held);
+        http_respond_begin(world.held, 200, sse_type, 1);
+        (void)http_respond_write(world.held, STR(EVENT("\"content\":\"first\"")));
+        PUMP_UNTIL(&world, reply_has(&reply, "first"));
+        http_respond_end(world.held);
+        reply_wait(&reply);
+        EXPECT(reply.err.kind != ERR_NONE);
+        EXPECT(!reply_has(&reply, spoken[i].finish));
+        EXPECT_INT(gateway_session_stats(world.session)->broken, 1);
+        buf_deinit(&reply.body);
+        world_end(&world);
+    }
+}
+
+TEST(errors_of_a_chat_only_model_server_reach_every_dialect)
+{
+    struct world world = {.upstream_answer = answer_400};
+    world_chat_only(&world);
+    world_open(&world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].stream_path, str_of(spoken[i].stream_body));
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 400);
+        EXPECT(reply_has(&reply, "prompt is too long"));
+        EXPECT(reply_has(&reply, spoken[i].no_text));
+        buf_deinit(&reply.body);
+    }
+    world_end(&world);
+}
+
+TEST(what_cannot_be_translated_is_refused_with_the_reason)
+{
+    struct world world = {.upstream_answer = answer_tools};
+    world_start(&world);
+    world_model_upstream(&world, &(struct model_options){.api = "google"});
+    world_open(&world, (struct gateway_session_options){0});
+    struct reply reply;
+    agent_ask(&world, &reply, ASK);
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 400);
+    EXPECT(reply_has(&reply, "speaks google"));
+    EXPECT_INT(world.upstream_calls, 0);
+    buf_deinit(&reply.body);
+    world_end(&world);
+    struct err err = {0};
+    EXPECT(!model_open("http://127.0.0.1:1/v1#m", &(struct model_options){.api = "telex"}, &err));
+    EXPECT_INT(err.kind, ERR_INPUT);
+}
+
+TEST(a_script_answers_every_dialect_streamed_and_whole)
+{
+    struct world world = {0};
+    struct err err = {0};
+    world_start(&world);
+    EXPECT_INT(world_model_script(&world,
+                                  "[defaults]\ntokens = 'generate'\n"
+                                  "[[rule]]\nsay = 'from the script'\nchunk = 4\n",
+                                  &err),
+               0);
+    world_open(&world, (struct gateway_session_options){.mode = "proxy"});
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].path, str_of(spoken[i].body));
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT(reply_has(&reply, "from the script"));
+        buf_deinit(&reply.body);
+        agent_ask_at(&world, &reply, spoken[i].stream_path, str_of(spoken[i].stream_body));
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT_INT(reply.err.kind, ERR_NONE);
+        EXPECT(reply_has(&reply, "from"));
+        EXPECT(strcmp(reply.type, "text/event-stream; charset=utf-8") == 0);
+        buf_deinit(&reply.body);
+    }
+    EXPECT_INT(gateway_session_stats(world.session)->answered, 2 * COUNT(spoken));
+    world_end(&world);
+}
