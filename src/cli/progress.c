@@ -263,7 +263,7 @@ static void draw(struct progress *progress)
         char time[32];
         text_duration(time, sizeof time, now - active->since_ms);
         size_t start = out->size;
-        buf_format(out, "  %-10.10s  %-18.18s  %-12s %8s  %2u turns  %s", active->id, active->task,
+        buf_format(out, "  %-14.14s  %-18.18s  %-12s %8s  %2u turns  %s", active->id, active->task,
                    active->stage, time, active->turns, active->activity);
         cut_line(out, start, columns);
         buf_format(out, "\033[K\n");

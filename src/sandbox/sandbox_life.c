@@ -53,55 +53,6 @@ static void after_attempt(struct sandbox *sandbox);
 
 /* ---------------------------------------------------------------- asking */
 
-/* clang-format off */
-static const struct {
-    unsigned capability;
-    const char *name;
-} capability_names[] = {
-    {SANDBOX_CAN_NETWORK_OFF, "network-off"},
-    {SANDBOX_CAN_SNAPSHOT,    "snapshot"},
-    {SANDBOX_CAN_FORK,        "fork"},
-    {SANDBOX_CAN_LIMITS,      "limits"},
-    {SANDBOX_CAN_ROOT,        "root"},
-    {SANDBOX_CAN_LAYERS,      "layers"},
-    {SANDBOX_CAN_POOL,        "pool"},
-    {SANDBOX_CAN_ADOPT,       "adopt"},
-};
-/* clang-format on */
-
-static int need(const struct slot *slot, unsigned capability, const char *what, struct err *err)
-{
-    if (slot->backend->class->capabilities(slot->backend) & capability)
-        return 0;
-    const char *name = "?";
-    for (size_t i = 0; i < COUNT(capability_names); i++)
-        if (capability_names[i].capability == capability)
-            name = capability_names[i].name;
-    return err_set(err, ERR_UNSUPPORTED, "backend '%s' cannot do '%s', which %s needs", slot->name,
-                   name, what);
-}
-
-int sandbox_spec_check(const struct slot *slot, const struct sandbox_spec *spec, struct err *err)
-{
-    if (spec->memory_bytes_max && need(slot, SANDBOX_CAN_LIMITS, "a memory limit", err) < 0)
-        return -1;
-    if (spec->pids_max && need(slot, SANDBOX_CAN_LIMITS, "a limit on processes", err) < 0)
-        return -1;
-    if (spec->cpu_millis && need(slot, SANDBOX_CAN_LIMITS, "a cpu limit", err) < 0)
-        return -1;
-    if (spec->disk_bytes_max && need(slot, SANDBOX_CAN_LIMITS, "a disk limit", err) < 0)
-        return -1;
-    if (spec->root_user && need(slot, SANDBOX_CAN_ROOT, "root inside", err) < 0)
-        return -1;
-    for (size_t i = 0; i < spec->layer_count; i++)
-        if (need(slot, spec->layers[i][0] == '/' ? SANDBOX_CAN_LAYERS : SANDBOX_CAN_FORK,
-                 spec->layers[i][0] == '/' ? "a layer" : "a fork of a snapshot", err) < 0)
-            return -1;
-    if (spec->isolation != SANDBOX_ISOLATION_FULL && slot->backend->class != &backend_local)
-        return err_set(err, ERR_UNSUPPORTED, "backend '%s' has no isolation levels", slot->name);
-    return 0;
-}
-
 static const char *keep(struct sandbox *sandbox, const char *text)
 {
     return text ? arena_text(&sandbox->arena, str_of(text)) : NULL;
@@ -772,8 +723,11 @@ void sandbox_facts(const struct sandbox *sandbox, struct json_writer *out)
 static void snapshot_done(struct sandbox *sandbox, const char *layer_id, const struct err *err)
 {
     void (*on_done)(void *, const char *, const struct err *) = sandbox->on_snapshot;
+    struct backend *backend = sandbox->slot->backend;
     if (!sandbox->silent)
         on_done(sandbox->snapshot_context, layer_id, err);
+    else if (layer_id && backend->class->drop_layer)
+        backend->class->drop_layer(backend, layer_id); /* closed meanwhile: nobody will ask for it */
     sandbox->silent = true;
     begin_closing(sandbox);
 }
@@ -812,7 +766,7 @@ void sandbox_snapshot(struct sandbox *sandbox,
     sandbox->snapshot_context = context;
     if (sandbox->state != SB_READY)
         err_set(&sandbox->err, ERR_CONFLICT, "a snapshot needs a sandbox that runs");
-    else if (need(sandbox->slot, SANDBOX_CAN_SNAPSHOT, "a snapshot", &sandbox->err) == 0) {
+    else if (sandbox_need(sandbox->slot, SANDBOX_CAN_SNAPSHOT, "a snapshot", &sandbox->err) == 0) {
         sandbox->state = SB_SNAPSHOT;
         sandbox->slot->live--;
         loop_timer_stop(&sandbox->life_timer);
