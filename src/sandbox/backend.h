@@ -55,7 +55,8 @@ struct backend_class {
      * `why` is NULL when nothing is known. May be NULL. */
     void (*explain)(struct backend *backend, const char *id,
                     void (*on_done)(void *context, const struct err *why), void *context);
-    /* Takes over a sandbox that a former server left (see find): the same link as create. May be NULL. */
+    /* Takes over a sandbox that a former server left (see find): the same link as create. May be
+     * NULL. */
     void (*adopt)(struct backend *backend, const char *id,
                   void (*on_created)(void *context, struct backend_link *link,
                                      const struct err *err),

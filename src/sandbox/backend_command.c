@@ -20,7 +20,6 @@
  * Nothing here knows ssh or podman. What to write in a file: docs/backends.md. */
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,10 +29,8 @@
 
 #include "base/buf.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/err.h"
 #include "base/fd.h"
-#include "base/file.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -44,7 +41,6 @@
 #include "sandbox/process.h"
 
 enum {
-    PORTER_BYTES_MAX = 64 << 20,
     END_GRACE_MS = 3000,  /* from the end of the frames until TERM */
     TERM_GRACE_MS = 2000, /* from TERM until KILL */
     DESTROY_TRIES = 3,    /* after a failed create */
@@ -66,11 +62,7 @@ enum place_state {
 
 struct command {
     struct backend base;
-    struct command_spec spec;
-    char *porter_path;
-    char porter_name[32]; /* "porter-" and the start of its hash: another version is another file */
-    const char *variables[COMMAND_VARIABLES_MAX]; /* values, as in spec.variables */
-    char **env;
+    struct command_setup setup;
     struct list places;
     size_t place_count;
     bool porter_there, porter_busy;
@@ -127,8 +119,8 @@ static size_t collect_values(const struct command *command, const struct place *
                              struct command_value *values)
 {
     size_t count = 0;
-    values[count++] = (struct command_value){"porter", command->porter_path};
-    values[count++] = (struct command_value){"porter_name", command->porter_name};
+    values[count++] = (struct command_value){"porter", command->setup.porter_path};
+    values[count++] = (struct command_value){"porter_name", command->setup.porter_name};
     if (place) {
         values[count++] = (struct command_value){"id", place->id};
         values[count++] = (struct command_value){"label", place->label};
@@ -140,9 +132,9 @@ static size_t collect_values(const struct command *command, const struct place *
         values[count++] = (struct command_value){"hostname", place->hostname};
         values[count++] = (struct command_value){"root_user", place->root_user ? "yes" : ""};
     }
-    for (size_t i = 0; i < command->spec.variable_count; i++)
-        values[count++] =
-            (struct command_value){command->spec.variables[i].name, command->variables[i]};
+    for (size_t i = 0; i < command->setup.spec.variable_count; i++)
+        values[count++] = (struct command_value){command->setup.spec.variables[i].name,
+                                                 command->setup.variables[i]};
     CHECK(count <= VALUES_MAX);
     return count;
 }
@@ -156,20 +148,21 @@ static struct process *start_step(struct command *command, const struct place *p
     OWN(arena) struct arena arena = {.bytes_max = ARENA_MAX};
     struct command_value values[VALUES_MAX];
     size_t count = collect_values(command, place, values);
-    const char *const *argv = command_expand(&command->spec, step, values, count, &arena, err);
+    const char *const *argv =
+        command_expand(&command->setup.spec, step, values, count, &arena, err);
     if (!argv)
         return NULL;
     OWN(fd) int porter = -1;
     if (step == STEP_UPLOAD) {
-        porter = open(command->porter_path, O_RDONLY | O_CLOEXEC);
+        porter = open(command->setup.porter_path, O_RDONLY | O_CLOEXEC);
         if (porter < 0) {
-            err_errno(err, "the porter '%s'", command->porter_path);
+            err_errno(err, "the porter '%s'", command->setup.porter_path);
             return NULL;
         }
     }
     struct process_options options = {
         .argv = argv,
-        .env = (const char *const *)command->env,
+        .env = (const char *const *)command->setup.env,
         .input = pipe >= 0 ? pipe : porter,
         .output = pipe,
         .timeout_ms = timeout_ms,
@@ -178,7 +171,7 @@ static struct process *start_step(struct command *command, const struct place *p
     };
     struct process *process = process_start(command->base.loop, &options, err);
     if (!process)
-        err_wrap(err, "[%s] of backend '%s'", command_step_names[step], command->spec.name);
+        err_wrap(err, "[%s] of backend '%s'", command_step_names[step], command->setup.spec.name);
     return process;
 }
 
@@ -194,12 +187,12 @@ static void step_error(const struct command *command, enum command_step step,
     char text[400];
     process_describe(end, text, sizeof text);
     enum err_kind kind = end->timed_out ? ERR_TIMEOUT : ERR_SYSTEM;
-    for (size_t i = 0; i < command->spec.retry_code_count; i++)
+    for (size_t i = 0; i < command->setup.spec.retry_code_count; i++)
         if (WIFEXITED(end->wait_status) &&
-            WEXITSTATUS(end->wait_status) == command->spec.retry_codes[i])
+            WEXITSTATUS(end->wait_status) == command->setup.spec.retry_codes[i])
             kind = ERR_LOST;
-    err_set(err, kind, "[%s] of backend '%s': %s", command_step_names[step], command->spec.name,
-            text);
+    err_set(err, kind, "[%s] of backend '%s': %s", command_step_names[step],
+            command->setup.spec.name, text);
 }
 
 /* ---------------------------------------------------------------- the porter, once */
@@ -259,7 +252,7 @@ static void start_porter_step(struct command *command, enum command_step step)
 {
     struct err err = {0};
     command->porter_step =
-        start_step(command, NULL, step, -1, command->spec.steps[step].timeout_ms,
+        start_step(command, NULL, step, -1, command->setup.spec.steps[step].timeout_ms,
                    step == STEP_CHECK ? on_check_end : on_upload_end, command, &err);
     if (!command->porter_step)
         porter_done(command, &err);
@@ -270,7 +263,8 @@ static void need_porter(struct command *command)
     if (command->porter_busy)
         return;
     command->porter_busy = true;
-    start_porter_step(command, command->spec.steps[STEP_CHECK].argv ? STEP_CHECK : STEP_UPLOAD);
+    start_porter_step(command,
+                      command->setup.spec.steps[STEP_CHECK].argv ? STEP_CHECK : STEP_UPLOAD);
 }
 
 /* ---------------------------------------------------------------- the life of a place */
@@ -307,13 +301,7 @@ static struct place *place_find(struct command *command, const char *id)
 static void command_free(void *argument)
 {
     struct command *command = argument;
-    for (size_t i = 0; command->env && command->env[i]; i++)
-        free(command->env[i]);
-    free(command->env);
-    for (size_t i = 0; i < command->spec.variable_count; i++)
-        free((char *)command->variables[i]);
-    free(command->porter_path);
-    command_spec_deinit(&command->spec);
+    command_setup_deinit(&command->setup);
     free(command);
 }
 
@@ -384,14 +372,14 @@ static void place_destroy_step(struct place *place)
 {
     struct command *command = place->command;
     place->state = PLACE_DESTROY;
-    if (!command->spec.steps[STEP_DESTROY].argv) {
+    if (!command->setup.spec.steps[STEP_DESTROY].argv) {
         place_gone(place, NULL);
         return;
     }
     struct err err = {0};
     place->step =
-        start_step(command, place, STEP_DESTROY, -1, command->spec.steps[STEP_DESTROY].timeout_ms,
-                   on_destroy_end, place, &err);
+        start_step(command, place, STEP_DESTROY, -1,
+                   command->setup.spec.steps[STEP_DESTROY].timeout_ms, on_destroy_end, place, &err);
     if (!place->step)
         destroy_failed(place, &err);
 }
@@ -451,7 +439,7 @@ static void on_attach_end(void *context, const struct process_end *end)
 
 static void write_facts(const struct place *place, char *text, size_t size)
 {
-    const struct command_spec *spec = &place->command->spec;
+    const struct command_spec *spec = &place->command->setup.spec;
     OWN(buf) struct buf facts = {0};
     struct json_writer writer = {.out = &facts};
     json_begin_object(&writer);
@@ -516,14 +504,14 @@ static void place_advance(struct place *place)
 {
     struct command *command = place->command;
     place->begun = true;
-    if (!command->spec.steps[STEP_CREATE].argv) {
+    if (!command->setup.spec.steps[STEP_CREATE].argv) {
         place_attach(place);
         return;
     }
     place->state = PLACE_CREATE;
-    place->step =
-        start_step(command, place, STEP_CREATE, -1, command->spec.steps[STEP_CREATE].timeout_ms,
-                   on_create_end, place, &place->err);
+    place->step = start_step(command, place, STEP_CREATE, -1,
+                             command->setup.spec.steps[STEP_CREATE].timeout_ms, on_create_end,
+                             place, &place->err);
     if (!place->step)
         place_end(place);
 }
@@ -536,7 +524,7 @@ static void place_begin(void *argument)
         place_gone(place, NULL); /* closed before it began, or refused: nothing exists */
         return;
     }
-    if (!command->spec.steps[STEP_UPLOAD].argv || command->porter_there)
+    if (!command->setup.spec.steps[STEP_UPLOAD].argv || command->porter_there)
         place_advance(place);
     else
         need_porter(command);
@@ -546,7 +534,7 @@ static void place_begin(void *argument)
 
 static unsigned command_capabilities(struct backend *backend)
 {
-    return ((struct command *)backend)->spec.capabilities;
+    return ((struct command *)backend)->setup.spec.capabilities;
 }
 
 static void command_create(struct backend *backend, const char *id, const struct sandbox_spec *spec,
@@ -572,16 +560,19 @@ static void command_create(struct backend *backend, const char *id, const struct
                  spec->cpu_millis % 1000);
     if (spec->disk_bytes_max)
         snprintf(place->disk, sizeof place->disk, "%llu", (unsigned long long)spec->disk_bytes_max);
-    if (place->image[0] && command->spec.image == COMMAND_IMAGE_NONE)
+    if (place->image[0] && command->setup.spec.image == COMMAND_IMAGE_NONE)
         err_set(&place->err, ERR_UNSUPPORTED,
-                "backend '%s' has no images, so '%s' cannot be its root", command->spec.name, root);
-    else if (!place->image[0] && command->spec.image == COMMAND_IMAGE_REQUIRED)
+                "backend '%s' has no images, so '%s' cannot be its root", command->setup.spec.name,
+                root);
+    else if (!place->image[0] && command->setup.spec.image == COMMAND_IMAGE_REQUIRED)
         err_set(&place->err, ERR_INPUT, "backend '%s' needs an image as root (\"image:NAME\")",
-                command->spec.name);
-    else if (command->spec.parallel_max && command->place_count > command->spec.parallel_max)
+                command->setup.spec.name);
+    else if (command->setup.spec.parallel_max &&
+             command->place_count > command->setup.spec.parallel_max)
         err_set(&place->err, ERR_CAPACITY,
-                "backend '%s' allows %u sandbox%s at a time (parallel_max)", command->spec.name,
-                command->spec.parallel_max, command->spec.parallel_max == 1 ? "" : "es");
+                "backend '%s' allows %u sandbox%s at a time (parallel_max)",
+                command->setup.spec.name, command->setup.spec.parallel_max,
+                command->setup.spec.parallel_max == 1 ? "" : "es");
     loop_defer(backend->loop, place_begin, place);
 }
 
@@ -680,8 +671,8 @@ static void command_find(struct backend *backend,
     *listing = (struct listing){.command = command, .on_done = on_done, .context = context};
     command->errands++;
     struct err err = {0};
-    if (command->spec.steps[STEP_LIST].argv &&
-        start_step(command, NULL, STEP_LIST, -1, command->spec.steps[STEP_LIST].timeout_ms,
+    if (command->setup.spec.steps[STEP_LIST].argv &&
+        start_step(command, NULL, STEP_LIST, -1, command->setup.spec.steps[STEP_LIST].timeout_ms,
                    on_list_end, listing, &err))
         return;
     if (err.kind)
@@ -728,113 +719,16 @@ static void command_explain(struct backend *backend, const char *id,
                      on_explain_timer, place);
 }
 
-/* ---------------------------------------------------------------- starting */
-
-static int hash_porter(struct command *command, struct err *err)
-{
-    OWN(buf) struct buf content = {0};
-    if (file_read(command->porter_path, PORTER_BYTES_MAX, &content, err) < 0)
-        return err_wrap(err, "the porter");
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned size = 0;
-    if (!EVP_Digest(content.data, content.size, digest, &size, EVP_sha256(), NULL))
-        return err_set(err, ERR_SYSTEM, "the porter could not be hashed");
-    int at = snprintf(command->porter_name, sizeof command->porter_name, "porter-");
-    for (unsigned i = 0; i < 8; i++)
-        at += snprintf(command->porter_name + at, sizeof command->porter_name - (size_t)at, "%02x",
-                       digest[i]);
-    return 0;
-}
-
-/* A value may come with the backend's name, from POSTERN_<FILE>_<NAME>, or from the file. */
-static int set_variables(struct command *command, const char *argument, struct err *err)
-{
-    const struct command_spec *spec = &command->spec;
-    if (argument && !spec->argument)
-        return err_set(err, ERR_INPUT, "backend '%s' takes no ':%s'", spec->name, argument);
-    for (size_t i = 0; i < spec->variable_count; i++) {
-        const struct command_variable *variable = &spec->variables[i];
-        char name[128];
-        int size = snprintf(name, sizeof name, "POSTERN_%s_%s", spec->name, variable->name);
-        for (int at = 0; at < size && at < (int)sizeof name - 1; at++)
-            if (name[at] >= 'a' && name[at] <= 'z')
-                name[at] = (char)(name[at] - 'a' + 'A');
-            else if (name[at] == '-')
-                name[at] = '_';
-        const char *value =
-            argument && strcmp(spec->argument, variable->name) == 0 ? argument : getenv(name);
-        if (!value)
-            value = variable->fallback;
-        if (!*value && variable->required)
-            return err_set(
-                err, ERR_INPUT, "backend '%s' needs '%s' (%s): set %s%s%s%s", spec->name,
-                variable->name, variable->help, name,
-                spec->argument && strcmp(spec->argument, variable->name) == 0 ? " or say --backend "
-                                                                              : "",
-                spec->argument && strcmp(spec->argument, variable->name) == 0 ? spec->name : "",
-                spec->argument && strcmp(spec->argument, variable->name) == 0 ? ":VALUE" : "");
-        command->variables[i] = mem_dup(value);
-    }
-    return 0;
-}
-
-static void add_environment(struct command *command, size_t *count, const char *name)
-{
-    const char *value = getenv(name);
-    if (value)
-        command->env[(*count)++] = mem_format("%s=%s", name, value);
-}
-
-static void build_environment(struct command *command)
-{
-    const struct command_spec *spec = &command->spec;
-    size_t room = 3, count = 0;
-    for (size_t i = 0; spec->environment && spec->environment[i]; i++)
-        room++;
-    for (size_t i = 0; spec->environment_pass && spec->environment_pass[i]; i++)
-        room++;
-    command->env = mem_zero(room * sizeof *command->env);
-    add_environment(command, &count, "PATH");
-    add_environment(command, &count, "HOME");
-    for (size_t i = 0; spec->environment_pass && spec->environment_pass[i]; i++)
-        add_environment(command, &count, spec->environment_pass[i]);
-    for (size_t i = 0; spec->environment && spec->environment[i]; i++)
-        command->env[count++] = mem_dup(spec->environment[i]);
-}
-
-static int find_file(const struct sandbox_options *options, const char *name, char *path,
-                     size_t size, struct err *err)
-{
-    for (const char *at = name; *at || at == name; at++)
-        if (!((*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9') || *at == '-' || *at == '_'))
-            return err_set(err, ERR_INPUT, "'%s' is no name of a backend", name);
-    for (size_t i = 0; i < options->backend_dir_count; i++) {
-        snprintf(path, size, "%s/%s.toml", options->backend_dirs[i], name);
-        if (file_exists(path))
-            return 0;
-    }
-    return err_set(err, ERR_NOT_FOUND, "there is no backend '%s'", name);
-}
-
 static struct backend *command_start(struct loop *loop, const struct sandbox_options *options,
                                      const char *name, struct err *err)
 {
-    struct str argument = str_of(name), file = str_cut(&argument, ':');
-    OWN(mem) char *file_name = str_dup(file);
-    char path[4096];
-    if (find_file(options, file_name, path, sizeof path, err) < 0)
-        return NULL;
     struct command *command = mem_zero(sizeof *command);
     command->base = (struct backend){.class = &backend_command, .loop = loop};
     list_init(&command->places);
-    command->porter_path =
-        mem_format("%s/postern-porter", options->program_dir ? options->program_dir : ".");
-    if (command_spec_read(&command->spec, path, file_name, err) < 0 ||
-        set_variables(command, argument.data, err) < 0 || hash_porter(command, err) < 0) {
+    if (command_setup(&command->setup, options, name, err) < 0) {
         command_free(command);
         return NULL;
     }
-    build_environment(command);
     return &command->base;
 }
 

@@ -11,6 +11,7 @@
 #include "config/toml.h"
 
 struct err;
+struct sandbox_options;
 
 /* The steps a file may describe. Only `attach` is required. */
 enum command_step {
@@ -75,6 +76,19 @@ void command_spec_deinit(struct command_spec *spec);
 const char *const *command_expand(const struct command_spec *spec, enum command_step step,
                                   const struct command_value *values, size_t value_count,
                                   struct arena *arena, struct err *err);
+
+/* A file with everything its programs need to run. */
+struct command_setup {
+    struct command_spec spec;
+    char *variables[COMMAND_VARIABLES_MAX]; /* values, in the order of spec.variables */
+    char **env;
+    char *porter_path;
+    char porter_name[32]; /* "porter-" and the start of its hash: another version is another file */
+};
+/* `name` is a file's name, or "file:value". On failure too, deinit it. */
+int command_setup(struct command_setup *setup, const struct sandbox_options *options,
+                  const char *name, struct err *err);
+void command_setup_deinit(struct command_setup *setup);
 
 /* The names a sandbox fills in; a file's variables must not use them. */
 extern const char *const command_builtin_names[];

@@ -1,6 +1,7 @@
 /* manager.h - private to the sandbox room: what the manager's files share.
  *
  *     sandbox.c       the registry, the manager, left-overs, pools, the report
+ *     sandbox_check.c what is asked against what a backend can do
  *     sandbox_life.c  one sandbox from open to gone: states, retries, deadlines, snapshots
  *     sandbox_inlet.c what comes out of a sandbox: inlet connections and name look-ups
  *     sandbox_work.c  commands and files: thin calls onto the channel, out-of-memory attribution */
@@ -114,9 +115,13 @@ struct sandbox {
 struct slot *sandboxes_slot(struct sandboxes *sandboxes, const char *name, struct err *err);
 void sandboxes_gone(struct sandboxes *sandboxes); /* one sandbox less: maybe the last */
 
+/* sandbox_check.c */
+int sandbox_spec_check(const struct slot *slot, const struct sandbox_spec *spec, struct err *err);
+/* ERR_UNSUPPORTED, naming backend and capability, unless it has it. */
+int sandbox_need(const struct slot *slot, unsigned capability, const char *what, struct err *err);
+
 /* sandbox_life.c */
 void sandbox_next_in_queue(struct sandboxes *sandboxes);
-int sandbox_spec_check(const struct slot *slot, const struct sandbox_spec *spec, struct err *err);
 /* The bounded wait of sandboxes_close() is over: stop trying. */
 void sandbox_abandon(struct sandbox *sandbox);
 void sandbox_free(void *sandbox);

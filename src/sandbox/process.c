@@ -134,12 +134,6 @@ void process_end_soon(struct process *process, uint32_t grace_ms)
     loop_timer_start(process->loop, &process->timer, grace_ms, on_timer, process);
 }
 
-struct str process_words(struct process *process)
-{
-    drain(process, process->words_fd);
-    return str_trim(buf_str(&process->words));
-}
-
 void process_drop(struct process *process)
 {
     if (!process || process->ended)

@@ -43,8 +43,6 @@ struct process *process_start(struct loop *loop, const struct process_options *o
 /* TERM now, KILL after `grace_ms` when it still runs; on_end comes as usual. Again: no earlier than
  * asked. */
 void process_end_soon(struct process *process, uint32_t grace_ms);
-/* The last words so far. */
-struct str process_words(struct process *process);
 /* Kills, forgets: no on_end. */
 void process_drop(struct process *process);
 

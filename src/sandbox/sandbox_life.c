@@ -727,7 +727,7 @@ static void snapshot_done(struct sandbox *sandbox, const char *layer_id, const s
     if (!sandbox->silent)
         on_done(sandbox->snapshot_context, layer_id, err);
     else if (layer_id && backend->class->drop_layer)
-        backend->class->drop_layer(backend, layer_id); /* closed meanwhile: nobody will ask for it */
+        backend->class->drop_layer(backend, layer_id); /* nobody will ask for it */
     sandbox->silent = true;
     begin_closing(sandbox);
 }

@@ -305,6 +305,22 @@ TEST(a_link_that_comes_after_the_close_is_closed_and_the_owner_hears_nothing)
     stage_end(&stage);
 }
 
+TEST(a_refused_sandbox_that_is_closed_at_once_is_silent)
+{
+    struct stage stage;
+    begin(&stage, false);
+    struct opening opening = {0};
+    struct waiting closing = {0};
+    struct sandbox_spec spec = {.backend = "fake", .memory_bytes_max = 1 << 20};
+    struct sandbox *box = sandbox_open(stage.boxes, &spec, stage_on_open, &opening);
+    EXPECT(!opening.done);
+    sandbox_close(box, stage_on_done, &closing);
+    stage_until(&stage, &closing.done);
+    EXPECT(!opening.done);
+    EXPECT_INT(fake.creates, 0);
+    stage_end(&stage);
+}
+
 TEST(a_queued_sandbox_can_be_closed_before_its_turn)
 {
     struct stage stage;

@@ -329,8 +329,8 @@ TEST_WITHIN(the_porter_is_uploaded_once_and_again_when_it_is_gone, 60)
     struct sandbox *boxes[3];
     struct err err = {0};
     begin(&stage, "far",
-          "environment_pass = [\"STAGE_DIR\"]\n"         /**/
-          "[check]\n" SHELL("test -x $STAGE_DIR/porter") /**/
+          "environment_pass = [\"STAGE_DIR\"]\n"                                          /**/
+          "[check]\n" SHELL("echo check >> $STAGE_DIR/checks; test -x $STAGE_DIR/porter") /**/
           "[upload]\n" SHELL("echo up >> $STAGE_DIR/uploads; cat > $STAGE_DIR/porter; "
                              "chmod +x $STAGE_DIR/porter") /**/
           "[attach]\n" SHELL("exec $STAGE_DIR/porter " PORTER_WORDS));
@@ -338,6 +338,7 @@ TEST_WITHIN(the_porter_is_uploaded_once_and_again_when_it_is_gone, 60)
         if (stage_open(&stage, &stage.spec, &boxes[i], &err) < 0)
             EXPECT_TEXT(err.text, "");
     EXPECT_INT(lines_in(&stage, "uploads"), 1);
+    EXPECT_INT(lines_in(&stage, "checks"), 1);
     struct result result =
         stage_run(&stage, boxes[1], (struct sandbox_command){ARGV("/bin/echo", "hello")}, STR_NONE);
     EXPECT_TEXT(result.out, "hello\n");
