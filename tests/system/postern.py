@@ -297,6 +297,15 @@ def run_dirs():
     return found
 
 
+def own_group(controller):
+    """The cgroup v1 path of this process, or "" where that controller is not used so."""
+    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path.rstrip("/")
+    return ""
+
+
 class Census:
     """What there was before; `settled` waits until all that is new is gone. Others may use Postern on this machine at the
     same time: what belongs to a keeper that lives and is not ours does not count."""
@@ -306,14 +315,16 @@ class Census:
         self.cgroups, self.mounts = cgroups(), mounts()
 
     def left_cgroups(self):
-        ours = keepers(self.home)
-        left = set()
+        ours, left, foreign = keepers(self.home), {}, set()
         for path in cgroups() - self.cgroups:
-            match = re.search(r"postern-(\d+)-", path)
-            if match and int(match[1]) not in ours and os.path.exists(f"/proc/{match[1]}"):
+            match = re.search(r"postern-(\d+)-\w+", path)
+            if not match or int(match[1]) not in ours and os.path.exists(f"/proc/{match[1]}"):
                 continue
-            left.add(path)
-        return left
+            left[path] = match[0]
+            # A keeper's groups are below the memory group it was started in: this one tells whose it was.
+            if path.startswith("/sys/fs/cgroup/memory/") and not path.startswith("/sys/fs/cgroup/memory" + own_group("memory")):
+                foreign.add(match[0])
+        return {path for path, name in left.items() if name not in foreign}
 
     def settled(self, mark, seconds=30):
         until(lambda: not processes(mark), seconds, f"processes to go: {mark}")
