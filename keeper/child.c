@@ -1,8 +1,9 @@
 /* child.c - from a fresh set of namespaces to the porter, readable from top to bottom.
  *
- *     tie to the keeper -> own session, keyring -> ids -> control groups -> layers, overlay, /proc,
- * /dev
- *       -> new root, old one gone -> fewer capabilities -> porter
+ *     tie to the keeper -> session, keyring -> control groups -> ids -> /proc, /dev      (embryo)
+ *     -> layers, overlay -> new root, old one gone -> fewer capabilities -> porter
+ *
+ * The first line needs no plan and is done ahead of time, unless the ids depend on the plan.
  *
  * Runs in a copy of the keeper's small single-threaded process, so ordinary code is fine here.
  * Every step that fails ends it, with one sentence to the keeper that names the step: there is no
@@ -23,7 +24,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -114,10 +115,8 @@ static int own_session(const struct child_start *start, struct err *err)
     return 0;
 }
 
-static int become_inner_root(const struct child_plan *plan, struct err *err)
+static int become_inner_root(struct err *err)
 {
-    if (plan->single)
-        return 0;
     if (setgroups(0, NULL) < 0)
         return err_errno(err, "dropping the keeper's groups");
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
@@ -202,16 +201,26 @@ static int make_tree(const struct child_plan *plan, uint32_t index, const int *l
                       MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, err);
 }
 
-static int make_dev(int stage, int root, int upper, bool on_disk, struct err *err)
+/* What needs no plan: /proc and /dev, put together on the stage. */
+struct prepared {
+    int stage, proc, dev;
+};
+
+static int make_dev(const struct prepared *prepared, struct err *err)
 {
-    OWN(fd) int dev = mount_clone(stage, "dev", true, err);
-    if (dev < 0 || mount_attach(dev, root, "dev", err) < 0)
+    OWN(fd) int dev = mount_clone(prepared->stage, "dev", true, err);
+    if (dev < 0 || mount_attach(dev, prepared->stage, "d", err) < 0)
         return -1;
     static const struct mount_option options[] = {
         {"ptmxmode", "0666"}, {"mode", "0620"}, {"max", "256"}, {NULL, NULL}};
     OWN(fd) int pts = mount_make("devpts", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, err);
-    if (pts < 0 || mount_attach(pts, root, "dev/pts", err) < 0)
+    if (pts < 0 || mount_attach(pts, prepared->stage, "d/pts", err) < 0)
         return -1;
+    return fd_take(&dev);
+}
+
+static int make_shm(int root, int upper, bool on_disk, struct err *err)
+{
     OWN(fd) int shm = -1;
     if (on_disk) {
         static const struct mount_option small[] = {
@@ -222,9 +231,7 @@ static int make_dev(int stage, int root, int upper, bool on_disk, struct err *er
             return err_errno(err, "/dev/shm");
         shm = mount_clone(upper, "shm", false, err);
     }
-    if (shm < 0 || mount_attach(shm, root, "dev/shm", err) < 0)
-        return -1;
-    return 0;
+    return shm < 0 ? -1 : mount_attach(shm, root, "dev/shm", err);
 }
 
 static int hide(int root, const char *path, int stage, struct err *err)
@@ -257,13 +264,13 @@ static int freeze(int root, const char *path, struct err *err)
     return 0;
 }
 
-static int make_proc(int stage, int root, struct err *err)
+static int make_proc(const struct prepared *prepared, struct err *err)
 {
-    static const char *const hidden[] = {
-        "proc/acpi",          "proc/asound",        "proc/kcore",       "proc/keys",
-        "proc/key-users",     "proc/latency_stats", "proc/sched_debug", "proc/scsi",
-        "proc/sysrq-trigger", "proc/timer_list",    "proc/timer_stats"};
-    static const char *const frozen[] = {"proc/bus", "proc/fs", "proc/irq", "proc/sys"};
+    static const char *const hidden[] = {"p/acpi",        "p/asound",     "p/kcore",
+                                         "p/keys",        "p/key-users",  "p/latency_stats",
+                                         "p/sched_debug", "p/scsi",       "p/sysrq-trigger",
+                                         "p/timer_list",  "p/timer_stats"};
+    static const char *const frozen[] = {"p/bus", "p/fs", "p/irq", "p/sys"};
     OWN(fd)
     int proc =
         mount_make("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, err);
@@ -274,26 +281,34 @@ static int make_proc(int stage, int root, struct err *err)
                            "masks parts of its own /proc)");
         return -1;
     }
-    if (mount_attach(proc, root, "proc", err) < 0)
+    if (mount_attach(proc, prepared->stage, "p", err) < 0)
         return -1;
     for (size_t i = 0; i < COUNT(hidden); i++)
-        if (hide(root, hidden[i], stage, err) < 0)
+        if (hide(prepared->stage, hidden[i], prepared->stage, err) < 0)
             return -1;
     for (size_t i = 0; i < COUNT(frozen); i++)
-        if (freeze(root, frozen[i], err) < 0)
+        if (freeze(prepared->stage, frozen[i], err) < 0)
             return -1;
-    return 0;
+    return fd_take(&proc);
 }
 
-/* Returns a copy of the upper layer's mount, for snapshots. */
-static int make_root(const struct child_plan *plan, const int *fds, size_t fd_count,
-                     struct err *err)
+static int prepare(struct prepared *prepared, struct err *err)
 {
     if (chdir(STAGE) < 0)
         return err_errno(err, "the keeper's stage");
-    OWN(fd) int stage = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (stage < 0)
+    prepared->stage = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (prepared->stage < 0)
         return err_errno(err, "the keeper's stage");
+    prepared->dev = make_dev(prepared, err);
+    prepared->proc = prepared->dev < 0 ? -1 : make_proc(prepared, err);
+    return prepared->proc < 0 ? -1 : 0;
+}
+
+/* Returns a copy of the upper layer's mount, for snapshots. */
+static int make_root(const struct child_plan *plan, const struct prepared *prepared, const int *fds,
+                     size_t fd_count, struct err *err)
+{
+    int stage = prepared->stage;
     OWN(fd) int upper = make_upper(plan, stage, fds[fd_count - 1], err);
     if (upper < 0)
         return -1;
@@ -308,8 +323,9 @@ static int make_root(const struct child_plan *plan, const int *fds, size_t fd_co
         if (made < 0 || mount_attach(made, root, tree->name, err) < 0)
             return -1;
     }
-    if (make_dev(stage, root, upper, plan->upper_on_disk, err) < 0 ||
-        make_proc(stage, root, err) < 0)
+    if (mount_attach(prepared->dev, root, "dev", err) < 0 ||
+        mount_attach(prepared->proc, root, "proc", err) < 0 ||
+        make_shm(root, upper, plan->upper_on_disk, err) < 0)
         return -1;
     OWN(fd) int kept = mount_clone(upper, "", false, err);
     if (kept < 0)
@@ -323,7 +339,8 @@ static int make_root(const struct child_plan *plan, const int *fds, size_t fd_co
 
 /* --- becoming the porter -------------------------------------------------------------------- */
 
-static int fewer_capabilities(const struct child_plan *plan, struct err *err)
+/* What nobody in the sandbox will ever have. Those we still need ourselves go last. */
+static int fewer_capabilities_ever(struct err *err)
 {
     for (int i = 0; i < 64; i++) {
         if (PORTER_CAPABILITIES & 1ull << i)
@@ -334,16 +351,24 @@ static int fewer_capabilities(const struct child_plan *plan, struct err *err)
             return err_errno(err, "dropping capability %d", i);
         }
     }
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+        return err_errno(err, "no_new_privs");
+    return 0;
+}
+
+static int fewer_capabilities(const struct child_plan *plan, struct err *err)
+{
+    bool ambient = plan->single && !plan->root_user;
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2];
     for (int i = 0; i < 2; i++) {
         uint32_t part = (uint32_t)(PORTER_CAPABILITIES >> 32 * i);
-        data[i] = (struct __user_cap_data_struct){.effective = part, .permitted = part};
-        data[i].inheritable = plan->single && !plan->root_user ? part : 0;
+        data[i] = (struct __user_cap_data_struct){
+            .effective = part, .permitted = part, .inheritable = ambient ? part : 0};
     }
     if (syscall(SYS_capset, &header, data) < 0)
         return err_errno(err, "dropping capabilities");
-    if (!plan->single || plan->root_user)
+    if (!ambient)
         return 0;
     /* Not uid 0: what the porter is to keep over exec must be ambient. It hands none of it on. */
     for (int i = 0; i < 64; i++)
@@ -410,30 +435,44 @@ static int receive_plan(int setup, struct child_plan *plan, int *fds, size_t *fd
     return got == sizeof *plan ? 0 : -1;
 }
 
+/* Until the keeper has mapped our ids. */
+static void wait_for_ids(int setup)
+{
+    char byte;
+    ssize_t got;
+    do
+        got = recv(setup, &byte, 1, 0);
+    while (got < 0 && errno == EINTR);
+    if (got != 1)
+        _exit(1); /* the keeper gave up, and knows why */
+}
+
 _Noreturn void child_run(const struct child_start *start)
 {
     static struct child_plan plan;
+    struct prepared prepared = {-1, -1, -1};
     struct err err = {0};
     int fds[CHILD_FDS_MAX];
     size_t fd_count = CHILD_FDS_MAX;
     close_others(start);
     if (tie_to_keeper(start, &err) < 0 || own_session(start, &err) < 0 ||
-        join_groups(start, &err) < 0)
+        join_groups(start, &err) < 0 || fewer_capabilities_ever(&err) < 0)
         goto failed;
+    if (start->ids_early) {
+        wait_for_ids(start->setup);
+        if (become_inner_root(&err) < 0 || prepare(&prepared, &err) < 0)
+            goto failed;
+    }
     if (receive_plan(start->setup, &plan, fds, &fd_count) < 0)
-        _exit(1); /* the keeper gave up, and knows why */
-    if (become_inner_root(&plan, &err) < 0)
+        _exit(1);
+    if (!start->ids_early && prepare(&prepared, &err) < 0)
         goto failed;
-    int kept = make_root(&plan, fds, fd_count, &err);
+    int kept = make_root(&plan, &prepared, fds, fd_count, &err);
     if (kept < 0 || name_host(&plan, &err) < 0)
         goto failed;
     int filter = plan.seccomp ? reopen(start->filter, &err) : -1;
     if ((plan.seccomp && filter < 0) || fewer_capabilities(&plan, &err) < 0)
         goto failed;
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
-        err_errno(&err, "no_new_privs");
-        goto failed;
-    }
     report(start->setup, &err, &kept);
     become_porter(start, &plan, filter, &err);
 failed:

@@ -53,6 +53,7 @@ struct child_start {
     int null;
     int join[CGROUP_TREES_MAX];
     unsigned join_count;
+    bool ids_early; /* one byte on `setup` says that ids are mapped, before there is a plan */
 };
 
 _Noreturn void child_run(const struct child_start *start);

@@ -20,6 +20,7 @@
 #include <sys/epoll.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -33,12 +34,14 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "filter.h"
+#include "mounts.h"
 
 #define TICK_MS 500
 #define LINGER_MS 2000
 #define PORTER_BYTES_MAX (16u << 20)
-#define EMBRYOS 6      /* first processes made ahead of time */
-#define READY_PARTS 2  /* and beyond them network namespaces and control groups */
+#define EMBRYOS 6     /* first processes made ahead of time */
+#define READY_PARTS 2 /* and beyond them network namespaces and control groups */
+#define QUIET_MS 3
 #define STARTING_MAX 8 /* pooled sandboxes started at once */
 
 int keeper_watch(struct keeper *keeper, struct watch *watch, uint32_t events, struct err *err)
@@ -155,12 +158,23 @@ static void raise_descriptors(void)
     (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+static bool is_own_cgroup(const char *path, void *context)
+{
+    const struct keeper *keeper = context;
+    for (unsigned i = 0; i < keeper->cgroups.tree_count; i++)
+        if (strncmp(keeper->cgroups.trees[i].path, path, strlen(path)) == 0)
+            return true;
+    return false;
+}
+
 static int prepare_machine(struct keeper *keeper, struct err *err)
 {
     if (ids_enter(&keeper->ids, err) < 0)
         return -1;
     if (unshare(CLONE_NEWNS) < 0)
         return err_errno(err, "a mount namespace for the keeper");
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+        return err_errno(err, "making the keeper's mounts private");
     if (open_state(keeper, err) < 0)
         return -1;
     keeper_sweep(keeper->options.state_dir);
@@ -169,6 +183,7 @@ static int prepare_machine(struct keeper *keeper, struct err *err)
     if (keeper->filter < 0)
         return -1;
     cgroups_start(&keeper->cgroups, keeper->name);
+    mounts_prune(is_own_cgroup, keeper);
     if (write_state(keeper, err) < 0 || stage_build(&keeper->stage, &keeper->ids, err) < 0)
         return -1;
     struct net *net = net_take(&keeper->nets, err); /* can it be done at all? */
@@ -226,12 +241,13 @@ static int watch_signals(struct keeper *keeper, struct watch *watch, struct err 
     return keeper_watch(keeper, watch, EPOLLIN, err);
 }
 
-/* One step of making ready; false: all is ready. */
-static bool idle_step(struct keeper *keeper)
+/* One step of making ready; false: all is ready. Parts at once, whole sandboxes after a moment of
+ * quiet: they would take the processor from those who just got one. */
+static bool idle_step(struct keeper *keeper, bool quiet)
 {
     if (keeper->broken.kind || keeper->ending)
         return false;
-    if (keeper->starting_count < STARTING_MAX && pools_refill(keeper))
+    if (quiet && keeper->starting_count < STARTING_MAX && pools_refill(keeper))
         return true;
     if (keeper->options.private_fd >= 0 || list_empty(&keeper->connections))
         return false;
@@ -314,7 +330,11 @@ void keeper_run(struct keeper *keeper)
     if (watch_signals(keeper, &signals, &err) < 0)
         LOG_ERROR("keeper", NULL, "%s", err.text);
     uint64_t next_tick = 0;
-    bool idle = true; /* something may be made ready */
+    enum {
+        BUSY,
+        QUIET,
+        READY
+    } mood = BUSY; /* what there may be to make ready: parts, all, nothing */
     for (;;) {
         uint64_t now = clock_mono_ms();
         if (now >= next_tick || keeper->ending) {
@@ -326,16 +346,20 @@ void keeper_run(struct keeper *keeper)
         if (may_end(keeper, now))
             break;
         struct epoll_event event;
-        int wait = idle ? 0 : keeper->ending ? 50 : TICK_MS;
+        int wait = keeper->ending ? 50 : mood == BUSY ? 0 : mood == QUIET ? QUIET_MS : TICK_MS;
         int got = epoll_wait(keeper->epoll, &event, 1, wait);
         if (got > 0) {
             struct watch *watch = event.data.ptr;
             watch->on_ready(keeper, watch->context, event.events);
-            idle = true;
-        } else if (got == 0 && idle) {
-            idle = idle_step(keeper);
-        } else if (got == 0) {
-            idle = !list_empty(&keeper->pools); /* those retry by the clock */
+            mood = BUSY;
+        } else if (got == 0 && mood == BUSY) {
+            mood = idle_step(keeper, false) ? BUSY : QUIET;
+        } else if (got == 0 && mood == QUIET) {
+            while (idle_step(keeper, true) && epoll_wait(keeper->epoll, &event, 1, 0) == 0)
+                ;
+            mood = READY;
+        } else if (got == 0 && !list_empty(&keeper->pools)) {
+            mood = QUIET; /* a pool that failed tries again by the clock */
         }
     }
     fd_close(&signals.fd);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
@@ -92,4 +93,39 @@ int mount_attach(int mount, int dir, const char *path, struct err *err)
     if (move_mount(mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0)
         return err_errno(err, "attaching a mount at '%s'", path);
     return 0;
+}
+
+static bool is_for_machines(const char *type)
+{
+    static const char *const types[] = {
+        "autofs",  "binfmt_misc", "bpf",        "cgroup",     "cgroup2",   "configfs",
+        "debugfs", "devpts",      "efivarfs",   "fusectl",    "hugetlbfs", "mqueue",
+        "nsfs",    "pstore",      "rpc_pipefs", "securityfs", "selinuxfs", "tracefs"};
+    for (size_t i = 0; i < COUNT(types); i++)
+        if (strcmp(type, types[i]) == 0)
+            return true;
+    return false;
+}
+
+void mounts_prune(bool (*keep)(const char *path, void *context), void *context)
+{
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    if (!file)
+        return;
+    char line[4096], path[1024], type[64];
+    char *paths[256];
+    size_t count = 0;
+    while (count < COUNT(paths) && fgets(line, sizeof line, file)) {
+        char *dash = strstr(line, " - ");
+        if (!dash || sscanf(line, "%*s %*s %*s %*s %1023s", path) != 1 ||
+            sscanf(dash + 3, "%63s", type) != 1 || strchr(path, '\\'))
+            continue;
+        if ((is_for_machines(type) || strncmp(path, "/dev/", 5) == 0) && !keep(path, context))
+            paths[count++] = mem_dup(path);
+    }
+    fclose(file);
+    while (count-- > 0) { /* best effort: an ordinary user cannot take mounts apart */
+        (void)umount2(paths[count], MNT_DETACH);
+        free(paths[count]);
+    }
 }

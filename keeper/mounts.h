@@ -22,6 +22,9 @@ int mount_clone(int dir, const char *path, bool recursive, struct err *err);
 int mount_shape(int mount, bool recursive, uint64_t attributes, int userns, struct err *err);
 /* Attaches below `dir`. The target must exist there and be reached without any link. */
 int mount_attach(int mount, int dir, const char *path, struct err *err);
+/* Leaves the keeper's own mount namespace (private already) without kernel filesystems that neither
+ * it nor a sandbox needs: every sandbox is born with a copy of it. `keep` says which paths stay. */
+void mounts_prune(bool (*keep)(const char *path, void *context), void *context);
 /* Opens O_PATH below `dir`, following no link and never leaving it. -1 with errno. */
 int mount_open_inside(int dir, const char *path, uint64_t flags);
 

@@ -318,6 +318,12 @@ static int send_plan(struct keeper *keeper, struct sandbox *sandbox, struct err 
     return result;
 }
 
+/* Owners can be mapped at once, unless it depends on whether root is asked for. */
+static bool maps_early(const struct keeper *keeper)
+{
+    return keeper->ids.mode != IDS_SINGLE;
+}
+
 static int spawn(struct keeper *keeper, struct sandbox *sandbox, struct err *err)
 {
     int setup[2] = {-1, -1}, frames[2] = {-1, -1};
@@ -334,7 +340,8 @@ static int spawn(struct keeper *keeper, struct sandbox *sandbox, struct err *err
                                 .frames = child_frames,
                                 .porter = keeper->porter,
                                 .filter = keeper->filter,
-                                .null = keeper->stage.null};
+                                .null = keeper->stage.null,
+                                .ids_early = maps_early(keeper)};
     int pidfd = -1;
     struct clone_args args = {.flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
                                        CLONE_NEWUTS | CLONE_PIDFD,
@@ -378,12 +385,6 @@ static int acquire(struct keeper *keeper, struct sandbox *sandbox,
     return sandbox->net ? 0 : -1;
 }
 
-/* Owners can be mapped at once, unless it depends on whether root is asked for. */
-static bool maps_early(const struct keeper *keeper)
-{
-    return keeper->ids.mode != IDS_SINGLE;
-}
-
 static struct sandbox *hatch(struct keeper *keeper, const struct cgroup_limits *limits,
                              struct err *err)
 {
@@ -406,7 +407,8 @@ static struct sandbox *hatch(struct keeper *keeper, const struct cgroup_limits *
     sandbox->pid_watch = (struct watch){sandbox->pidfd, on_exit_of_first, sandbox};
     if (keeper_watch(keeper, &sandbox->pid_watch, EPOLLIN, err) == 0 &&
         (!maps_early(keeper) ||
-         ids_write_maps(&keeper->ids, sandbox->slot, false, sandbox->pid, err) == 0))
+         (ids_write_maps(&keeper->ids, sandbox->slot, false, sandbox->pid, err) == 0 &&
+          fd_send(sandbox->setup, "x", 1, NULL, 0) == 1)))
         return sandbox;
     sandbox_kill(keeper, sandbox);
     return NULL;

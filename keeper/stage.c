@@ -337,9 +337,10 @@ static int build_places(struct stage *stage, struct err *err)
         if (mkdirat(lowers, name, 0755) < 0)
             return err_errno(err, "making the stage");
     }
-    if (mkdirat(stage->dir, "u", 0755) < 0 || mkdirat(stage->dir, "n", 0755) < 0 ||
-        mkdirat(stage->dir, "empty", 0555) < 0)
-        return err_errno(err, "making the stage");
+    static const char *const places[] = {"u", "n", "p", "d", "empty"};
+    for (size_t i = 0; i < COUNT(places); i++)
+        if (mkdirat(stage->dir, places[i], 0555) < 0)
+            return err_errno(err, "making the stage");
     return 0;
 }
 
@@ -356,8 +357,6 @@ static int freeze_part(struct stage *stage, const char *name, struct err *err)
 
 int stage_build(struct stage *stage, const struct ids *ids, struct err *err)
 {
-    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
-        return err_errno(err, "making the keeper's mounts private");
     mode_t mask = umask(022);
     stage->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (stage->null < 0)
