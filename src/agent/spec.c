@@ -5,7 +5,6 @@
 #include "agent/agent.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "agent/internal.h"
 #include "base/file.h"

@@ -2,10 +2,8 @@
 #include "cli/cli.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
-#include "base/text.h"
 
 struct help_flags {
     bool settings, markdown;

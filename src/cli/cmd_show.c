@@ -6,8 +6,6 @@
 #include "cli/cli.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/arena.h"
 #include "base/buf.h"

@@ -2,7 +2,7 @@
  * lives (life.c, on lanes) share.
  *
  *     rollouts.c  the manager: queue, parallel cap, views, watchers, the index
- *     life.c      one rollout on its lane, as a table and a step
+ *     life*.c     one rollout on its lane, as a table and a step (life.h)
  *     folder.c    rollouts/<id>/: bounded logs
  *     result.c    result.json
  *

@@ -7,7 +7,6 @@
  * knows which have no server. */
 #include "runtime/internal.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -9,12 +9,10 @@
 
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/fd.h"
 #include "base/file.h"
-#include "base/log.h"
 #include "base/mem.h"
 
 struct sandbox_options machine_sandbox_options(const struct config *config)

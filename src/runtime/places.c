@@ -7,7 +7,6 @@
 #include "runtime/runtime.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -3,8 +3,6 @@
  * The first SIGINT or SIGTERM closes the listener and ends what runs; a second one hurries. */
 #include "runtime/runtime.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"

@@ -11,7 +11,6 @@
  * files that arrive only now, and a reward file that did not exist before. */
 #include "task/task.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

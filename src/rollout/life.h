@@ -1,0 +1,100 @@
+/* life.h - private to the rollout room: one rollout on its lane, and what the files of its life
+ * share.
+ *
+ *     life.c        stages and moves: the table, the step, orders from the manager
+ *     life_agent.c  from the first sandbox to the agent's end: provisioning to settling
+ *     life_judge.c  verifying and collecting
+ *     life_end.c    closing, the folder, reports */
+#ifndef ROLLOUT_LIFE_H
+#define ROLLOUT_LIFE_H
+
+#include "rollout/internal.h"
+#include "json/json.h"
+
+struct life {
+    struct plan *plan;
+    struct loop *loop;
+    enum trace_stage stage;
+    uint64_t stage_since_ms;
+    struct loop_timer deadline; /* of the stage */
+    struct loop_timer pause;    /* before another try at provisioning; after a limit was reached */
+    struct arena arena;         /* everything the result points to */
+    struct trace_result result;
+    struct err err; /* the first thing that went wrong */
+
+    struct sandbox *sandbox; /* the agent's */
+    struct sandbox *judge;   /* the verifier's, when it has its own */
+    char layer[80];          /* the final files, as a layer; "" */
+    struct gateway_session *session;
+    struct agent_install *install;
+    struct agent_run *run;
+    struct task_work *work;
+    unsigned capabilities;
+    bool as_root; /* the agent's sandbox has root inside */
+
+    /* what callbacks have noted */
+    bool provisioned, provision_failed, installed, prepared, setup_done;
+    bool agent_over, quiet, session_closing, snapshot_over, judge_ready, verified, collected;
+    bool hurry, closing, reported, over;
+    enum agent_fate agent_fate;
+    struct gateway_stats stats; /* when the session is over */
+    struct err provision_err;
+    size_t artifact_at;
+    uint64_t artifact_bytes;
+    struct buf artifacts; /* JSON array being written */
+    struct json_writer artifact_writer;
+    int pending; /* closings under way */
+
+    struct result_extra extra;
+    struct str lookups, connects; /* JSON objects */
+    struct log_file agent_log, events_log;
+    uint64_t activity_ms;
+    char activity[96];
+};
+
+static inline bool is_bad(const struct err *err)
+{
+    return err && err->kind != ERR_NONE;
+}
+
+/* --- life.c */
+void life_step(struct life *life); /* after every note */
+/* The rollout cannot go on. The first cause counts. */
+void life_fail(struct life *life, enum trace_fate fate, const struct err *why);
+void life_fail_infra(struct life *life, const struct err *why);
+void life_leave_stage(struct life *life); /* adds up its time */
+
+/* --- life_agent.c: each starts one thing; its callback notes and steps */
+void life_open_sandbox(struct life *life);
+void life_retry_or_fail(struct life *life);
+void life_install(struct life *life);
+int life_open_session(struct life *life, struct err *err);
+void life_prepare(struct life *life);
+void life_setup(struct life *life);
+void life_start_agent(struct life *life);
+void life_settle(struct life *life);
+void life_close_session(struct life *life, uint32_t grace_ms);
+/* What the agent's end means, now that its calls are settled too. */
+enum trace_fate life_judge_fate(const struct life *life, struct err *why);
+struct sandbox_spec life_shape(const struct life *life);
+void life_copy_commands(struct life *life, const struct trace_command *from, size_t count,
+                        const struct trace_command **to, size_t *to_count);
+void life_note_sandbox(struct life *life); /* facts and look-ups, while it is there */
+void life_on_lost(void *context, const struct err *err);
+
+/* --- life_judge.c */
+void life_verify(struct life *life);
+void life_open_judge(struct life *life);
+void life_verify_in_judge(struct life *life);
+void life_collect(struct life *life);
+
+/* --- life_end.c */
+void life_close(struct life *life); /* everything; once */
+bool life_all_closed(const struct life *life);
+void life_on_closed(void *context, const struct err *err);
+void life_finish(struct life *life); /* the folder, the final report, the end */
+void life_tell(struct life *life, const char *what, struct str text);
+struct report *life_report(struct life *life, enum report_kind kind);
+void life_report_send(struct life *life, struct report *report);
+
+#endif

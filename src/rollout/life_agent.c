@@ -1,0 +1,389 @@
+/* life_agent.c - a rollout from its first sandbox to its agent's end: provisioning, installing,
+ * preparing, setup, running, settling. Functions start one thing each; callbacks note what they
+ * learned and step. */
+#include <unistd.h>
+
+#include "rollout/life.h"
+
+#include "base/mem.h"
+#include "json/json.h"
+
+enum {
+    LIMIT_GRACE_MS = 15000, /* for an agent that was told there are no more calls */
+};
+
+/* ---------------------------------------------------------------- provisioning */
+void life_on_lost(void *context, const struct err *err)
+{
+    struct life *life = context;
+    if (life->stage == TRACE_COLLECTING)
+        return; /* each artifact says for itself that it could not be had */
+    struct err why = *err;
+    err_wrap(&why, "the sandbox was lost");
+    life_fail_infra(life, &why);
+}
+
+static void on_open(void *context, struct sandbox *sandbox, const struct err *err)
+{
+    struct life *life = context;
+    life->provisioned = !is_bad(err);
+    life->provision_failed = is_bad(err);
+    if (is_bad(err))
+        life->provision_err = *err;
+    else
+        sandbox_on_lost(sandbox, life_on_lost, life);
+    life_step(life);
+}
+
+struct sandbox_spec life_shape(const struct life *life)
+{
+    const struct plan *plan = life->plan;
+    uint64_t life_ms =
+        (uint64_t)plan->wall_ms_max + plan->setup_ms_max + plan->verify_ms_max + 3600000;
+    struct sandbox_spec spec = {
+        .backend = plan->backend,
+        .root = plan->root,
+        .memory_bytes_max = plan->memory_bytes_max,
+        .disk_bytes_max = plan->disk_bytes_max,
+        .pids_max = plan->pids_max,
+        .cpu_millis = plan->cpu_millis,
+        .isolation = (enum sandbox_isolation)plan->isolation,
+        .root_user = life->as_root,
+        .label = plan->id,
+        .life_ms_max = life_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)life_ms,
+    };
+    if (!(life->capabilities & SANDBOX_CAN_LIMITS))
+        return spec;
+    const struct sandbox_spec *fallback = &plan->fallback;
+    if (!spec.memory_bytes_max)
+        spec.memory_bytes_max = fallback->memory_bytes_max;
+    if (!spec.disk_bytes_max)
+        spec.disk_bytes_max = fallback->disk_bytes_max;
+    if (!spec.pids_max)
+        spec.pids_max = fallback->pids_max;
+    if (!spec.cpu_millis)
+        spec.cpu_millis = fallback->cpu_millis;
+    return spec;
+}
+
+void life_open_sandbox(struct life *life)
+{
+    struct sandbox_spec spec = life_shape(life);
+    life->result.tries++;
+    life->provisioned = life->provision_failed = false;
+    life->sandbox = sandbox_open(life->plan->lane.sandboxes, &spec, on_open, life);
+}
+
+static void on_try_again(struct loop_timer *timer)
+{
+    life_open_sandbox(timer->context);
+}
+
+void life_retry_or_fail(struct life *life)
+{
+    struct err why = life->provision_err;
+    sandbox_close(TAKE(life->sandbox), NULL, NULL);
+    life->provision_failed = false;
+    if (!err_meaning(why.kind)->retry || life->result.tries >= life->plan->provision_tries_max) {
+        life_fail_infra(life, &why);
+        return;
+    }
+    uint16_t dice;
+    id_random_bytes(&dice, sizeof dice);
+    loop_timer_start(life->loop, &life->pause, (250u << life->result.tries) + dice % 250,
+                     on_try_again, life);
+}
+
+static void on_installed(void *context, const struct err *err)
+{
+    struct life *life = context;
+    if (is_bad(err)) {
+        struct err why = *err;
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->installed = true;
+    life_step(life);
+}
+void life_install(struct life *life)
+{
+    life->install = agent_install(life->loop, life->plan->agent, life->sandbox, on_installed, life);
+}
+
+/* ---------------------------------------------------------------- preparing and setup */
+static void on_call(void *context, const struct trace_call *call, enum gateway_phase phase)
+{
+    struct life *life = context;
+    if (!life->session)
+        return;
+    const struct gateway_stats *stats = gateway_session_stats(life->session);
+    life->result.calls = stats->calls;
+    life->result.turns = stats->turns;
+    if (phase == GATEWAY_CALL_BEGUN && call->number)
+        life_tell(life, "asks the model", STR_NONE);
+}
+
+static void on_limit_grace_over(struct loop_timer *timer)
+{
+    struct life *life = timer->context;
+    if (life->stage == TRACE_RUNNING && life->run)
+        agent_stop(life->run);
+}
+
+static void on_exhausted(void *context, enum gateway_cause cause, const struct err *why)
+{
+    struct life *life = context;
+    (void)cause;
+    log_file_event(&life->events_log, "limit", STR_NONE, str_of(why->text));
+    if (life->stage == TRACE_RUNNING)
+        loop_timer_start(life->loop, &life->pause, LIMIT_GRACE_MS, on_limit_grace_over, life);
+}
+
+static void on_connection(void *context, int fd)
+{
+    struct life *life = context;
+    if (!life->session) {
+        close(fd);
+        return;
+    }
+    gateway_session_connection(life->session, fd);
+}
+
+int life_open_session(struct life *life, struct err *err)
+{
+    const struct plan *plan = life->plan;
+    const char *calls_path = arena_format(&life->arena, "%s/calls.jsonl", plan->dir);
+    struct gateway_session_options options = {
+        .rollout_id = plan->id,
+        .task = plan->task->name,
+        .index = plan->index,
+        .mode = plan->mode,
+        .model = plan->model,
+        .limits = plan->limits,
+        .keepalive_ms = plan->keepalive_ms,
+        .calls_path = calls_path,
+        .on_call = on_call,
+        .on_exhausted = on_exhausted,
+        .context = life,
+    };
+    life->session = gateway_open(plan->lane.gateway, &options, err);
+    if (!life->session)
+        return -1;
+    sandbox_on_inlet(life->sandbox, on_connection, life);
+    return 0;
+}
+
+static void on_prepared(void *context, const struct err *err)
+{
+    struct life *life = context;
+    if (is_bad(err)) {
+        struct err why = *err;
+        err_wrap(&why, "putting the task's files into the sandbox");
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->prepared = true;
+    life_step(life);
+}
+
+void life_copy_commands(struct life *life, const struct trace_command *from, size_t count,
+                        const struct trace_command **to, size_t *to_count)
+{
+    struct trace_command *copy = arena_alloc(&life->arena, (count + 1) * sizeof *copy);
+    for (size_t i = 0; i < count; i++) {
+        copy[i] = from[i];
+        copy[i].command = arena_str(&life->arena, from[i].command);
+        copy[i].output = arena_str(&life->arena, from[i].output);
+    }
+    *to = copy;
+    *to_count = count;
+}
+
+static void on_setup(void *context, const struct trace_command *commands, size_t count,
+                     const struct err *err)
+{
+    struct life *life = context;
+    life_copy_commands(life, commands, count, &life->result.setup, &life->result.setup_count);
+    if (is_bad(err)) {
+        struct err why = *err;
+        life_fail(life, why.kind == ERR_INPUT ? TRACE_FATE_SETUP_FAILED : TRACE_FATE_INFRA_FAILED,
+                  &why);
+        return;
+    }
+    life->setup_done = true;
+    life_step(life);
+}
+void life_prepare(struct life *life)
+{
+    life->work = task_prepare(life->plan->task, life->sandbox, on_prepared, life);
+}
+
+void life_setup(struct life *life)
+{
+    life->work =
+        task_setup(life->plan->task, life->sandbox, life->plan->setup_ms_max, on_setup, life);
+}
+
+/* ---------------------------------------------------------------- running */
+static void on_agent_event(void *context, const struct agent_event *event)
+{
+    struct life *life = context;
+    const char *kind = agent_event_kind_name(event->kind);
+    log_file_event(&life->events_log, kind, event->type,
+                   event->text.data ? event->text : event->raw);
+    if (event->kind != AGENT_OTHER)
+        life_tell(life, kind, event->text);
+}
+
+static void on_agent_output(void *context, int stream, struct str data)
+{
+    struct life *life = context;
+    (void)stream;
+    log_file_write(&life->agent_log, data);
+}
+
+static void on_agent_end(void *context, const struct agent_end *end)
+{
+    struct life *life = context;
+    life->agent_over = true;
+    life->agent_fate = end->fate;
+    life->result.agent_exited = end->exit.end == SANDBOX_EXITED;
+    life->result.agent_code = sandbox_exit_code(&end->exit);
+    life->result.agent_end = sandbox_end_name(end->exit.end);
+    life->result.final_text = arena_str(&life->arena, end->final_text);
+    if (end->fate != AGENT_OK)
+        err_set(&life->err, ERR_NONE, "%s", end->text);
+    life_step(life);
+}
+
+void life_start_agent(struct life *life)
+{
+    const struct plan *plan = life->plan;
+    struct agent_start start = {
+        .instruction = plan->task->instruction,
+        .system = plan->task->system,
+        .model = model_name(plan->model),
+        .workdir = plan->task->workdir,
+        .user = plan->task->root ? "root" : NULL,
+        .env = plan->task->env,
+        .timeout_ms = plan->wall_ms_max,
+        .turns_max = plan->turns_max,
+    };
+    struct agent_handlers handlers = {
+        .on_event = on_agent_event, .on_output = on_agent_output, .on_end = on_agent_end};
+    life->run = agent_start(plan->agent, life->sandbox, &start, &handlers, life);
+}
+
+/* ---------------------------------------------------------------- settling */
+static void on_quiet(void *context, const struct err *err)
+{
+    struct life *life = context;
+    if (is_bad(err)) {
+        struct err why = *err;
+        err_wrap(&why, "ending what the agent left running");
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->quiet = true;
+    life_step(life);
+}
+
+/* Takes what the session knows. It is gone after this. */
+static void note_session(struct life *life)
+{
+    const struct gateway_stats *stats = gateway_session_stats(life->session);
+    OWN(buf) struct buf text = {0};
+    struct json_writer writer = {.out = &text};
+    life->result.calls = stats->calls;
+    life->result.turns = stats->turns;
+    life->result.usage = stats->usage;
+    life->stats = *stats;
+    gateway_session_report(life->session, &writer);
+    life->extra.gateway = arena_str(&life->arena, buf_str(&text));
+    buf_clear(&text);
+    writer = (struct json_writer){.out = &text};
+    gateway_session_hosts(life->session, &writer);
+    life->connects = arena_str(&life->arena, buf_str(&text));
+}
+
+static void on_session_over(void *context)
+{
+    struct life *life = context;
+    note_session(life);
+    life->session = NULL;
+    life_step(life);
+}
+
+void life_close_session(struct life *life, uint32_t grace_ms)
+{
+    if (!life->session || life->session_closing)
+        return;
+    life->session_closing = true;
+    gateway_session_close(life->session, grace_ms, on_session_over, life);
+}
+
+/* What the agent's end means, now that its calls are settled too. */
+enum trace_fate life_judge_fate(const struct life *life, struct err *why)
+{
+    const struct gateway_stats *stats = &life->stats;
+    bool bad_end = life->agent_fate != AGENT_OK;
+    switch (stats->cause) {
+    case GATEWAY_STORE:
+        *why = stats->error;
+        return TRACE_FATE_INFRA_FAILED;
+    case GATEWAY_LIMIT:
+        *why = stats->error;
+        return TRACE_FATE_LIMIT;
+    case GATEWAY_UPSTREAM:
+    case GATEWAY_SCRIPT:
+        if (!bad_end && stats->answered)
+            break;
+        *why = stats->error;
+        return TRACE_FATE_UPSTREAM_FAILED;
+    case GATEWAY_STOPPED:
+        *why = stats->error;
+        return TRACE_FATE_STOPPED;
+    case GATEWAY_FINE:
+        break;
+    }
+    err_set(why, ERR_SYSTEM, "%s", life->err.text);
+    switch (life->agent_fate) {
+    case AGENT_OK:
+        why->kind = ERR_NONE;
+        return TRACE_FATE_OK;
+    case AGENT_FAILED:
+        return TRACE_FATE_AGENT_FAILED;
+    case AGENT_LIMIT:
+        why->kind = ERR_LIMIT;
+        return TRACE_FATE_LIMIT;
+    case AGENT_TIMED_OUT:
+        why->kind = ERR_TIMEOUT;
+        return TRACE_FATE_TIMED_OUT;
+    case AGENT_OUT_OF_MEMORY:
+        why->kind = ERR_LIMIT;
+        return TRACE_FATE_OUT_OF_MEMORY;
+    case AGENT_KILLED:
+        why->kind = ERR_CANCELLED;
+        return TRACE_FATE_STOPPED;
+    case AGENT_NOT_STARTED:
+    case AGENT_LOST:
+        break;
+    }
+    return TRACE_FATE_INFRA_FAILED;
+}
+void life_settle(struct life *life)
+{
+    sandbox_kill_all(life->sandbox, on_quiet, life);
+}
+
+void life_note_sandbox(struct life *life)
+{
+    OWN(buf) struct buf text = {0};
+    struct json_writer writer = {.out = &text};
+    sandbox_facts(life->sandbox, &writer);
+    life->result.sandbox = arena_str(&life->arena, buf_str(&text));
+    buf_clear(&text);
+    writer = (struct json_writer){.out = &text};
+    sandbox_lookups(life->sandbox, &writer);
+    life->lookups = arena_str(&life->arena, buf_str(&text));
+}

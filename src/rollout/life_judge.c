@@ -1,0 +1,233 @@
+/* life_judge.c - a rollout is judged: in a fresh sandbox made from the final files where the
+ * backend can, else in the agent's own; then what the task wants to keep is fetched. A reward is
+ * only ever made here. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "rollout/life.h"
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "json/json.h"
+
+/* ---------------------------------------------------------------- verifying */
+
+static void on_snapshot(void *context, const char *layer_id, const struct err *err)
+{
+    struct life *life = context;
+    struct err why = {0};
+    if (is_bad(err))
+        why = *err;
+    else
+        snprintf(life->layer, sizeof life->layer, "%s", layer_id);
+    life->pending++;
+    sandbox_close(TAKE(life->sandbox), life_on_closed, life);
+    if (why.kind != ERR_NONE) {
+        err_wrap(&why, "keeping the final files for the verifier");
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->snapshot_over = true;
+    life_step(life);
+}
+
+static void on_judge_open(void *context, struct sandbox *sandbox, const struct err *err)
+{
+    struct life *life = context;
+    if (is_bad(err)) {
+        struct err why = *err;
+        err_wrap(&why, "a fresh sandbox for the verifier");
+        life_fail_infra(life, &why);
+        return;
+    }
+    sandbox_on_lost(sandbox, life_on_lost, life);
+    life->judge_ready = true;
+    life_step(life);
+}
+
+static bool judge_as_root(const struct life *life)
+{
+    return life->as_root || (life->capabilities & SANDBOX_CAN_ROOT);
+}
+
+void life_open_judge(struct life *life)
+{
+    const char *layers[] = {life->layer};
+    struct sandbox_spec spec = life_shape(life);
+    spec.layers = layers;
+    spec.layer_count = 1;
+    spec.root_user = judge_as_root(life);
+    life->result.fresh_verify = true;
+    life->judge = sandbox_open(life->plan->lane.sandboxes, &spec, on_judge_open, life);
+}
+
+static void on_verdict(void *context, const struct task_verdict *verdict)
+{
+    struct life *life = context;
+    struct log_file log = {.fd = -1};
+    life->extra.verify_user = arena_text(&life->arena, str_of(verdict->user));
+    life_copy_commands(life, verdict->commands, verdict->count, &life->result.verify,
+                       &life->result.verify_count);
+    if (log_file_open(&log, life->plan->dir, "verifier.log", life->plan->log_bytes_max, NULL) ==
+        0) {
+        log_file_write(&log, verdict->log);
+        log_file_close(&log);
+    }
+    if (is_bad(&verdict->err)) {
+        struct err why = verdict->err;
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->result.reward = verdict->reward;
+    if (verdict->reward.detail.data)
+        life->result.reward.detail = arena_str(&life->arena, verdict->reward.detail);
+    life->verified = true;
+    life_step(life);
+}
+
+static void verify_in(struct life *life, struct sandbox *sandbox, bool as_root)
+{
+    life->work = task_verify(life->plan->task, sandbox, as_root, life->plan->verify_ms_max,
+                             on_verdict, life);
+}
+
+static bool wants_fresh(struct life *life)
+{
+    unsigned needed = SANDBOX_CAN_SNAPSHOT | SANDBOX_CAN_FORK;
+    if (!life->plan->task->fresh_verify)
+        life->extra.verify_note = "the task asked for verification in the agent's sandbox";
+    else if ((life->capabilities & needed) != needed)
+        life->extra.verify_note = "the backend has no snapshots: verified in the agent's sandbox";
+    else
+        return true;
+    return false;
+}
+
+void life_verify(struct life *life)
+{
+    life_note_sandbox(life);
+    if (!task_has_verifier(life->plan->task)) {
+        life->verified = true;
+        return;
+    }
+    if (wants_fresh(life)) {
+        /* Lost or not, it is on its way out: only the snapshot speaks from now on. */
+        sandbox_on_lost(life->sandbox, NULL, NULL);
+        sandbox_snapshot(life->sandbox, on_snapshot, life);
+        return;
+    }
+    verify_in(life, life->sandbox, life->as_root);
+}
+void life_verify_in_judge(struct life *life)
+{
+    verify_in(life, life->judge, judge_as_root(life));
+}
+
+/* ---------------------------------------------------------------- collecting */
+static void collect_next(struct life *life);
+
+static void artifact_note(struct life *life, const char *state, const char *file, uint64_t bytes)
+{
+    struct json_writer *out = &life->artifact_writer;
+    json_begin_object(out);
+    json_set_text(out, "path", life->plan->task->artifacts[life->artifact_at]);
+    json_set_text(out, "state", state);
+    if (file)
+        json_set_text(out, "file", file);
+    if (bytes)
+        json_set_int(out, "bytes", (long long)bytes);
+    json_end_object(out);
+    life->artifact_at++;
+}
+
+static void on_artifact(void *context, const struct err *err)
+{
+    struct life *life = context;
+    artifact_note(life, is_bad(err) ? err->text : "kept", NULL, 0);
+    collect_next(life);
+}
+
+/* "/app/out/report.json" is kept as "app.out.report.json": one flat directory, nothing to follow.
+ */
+static char *artifact_path(struct life *life)
+{
+    const char *path = life->plan->task->artifacts[life->artifact_at];
+    char *flat = arena_text(&life->arena, str_of(path + strspn(path, "/.")));
+    for (char *at = flat; *at; at++)
+        if (*at == '/')
+            *at = '.';
+    return arena_format(&life->arena, "%s/artifacts/%zu-%.150s", life->plan->dir,
+                        life->artifact_at + 1, flat);
+}
+
+static struct sandbox *last_sandbox(const struct life *life)
+{
+    return life->judge ? life->judge : life->sandbox;
+}
+
+static const char *artifact_inside(struct life *life)
+{
+    const char *path = life->plan->task->artifacts[life->artifact_at];
+    return path[0] == '/' ? path
+                          : arena_format(&life->arena, "%s/%s", life->plan->task->workdir, path);
+}
+
+static void on_artifact_stat(void *context, const struct sandbox_stat *stat, const struct err *err)
+{
+    struct life *life = context;
+    uint64_t left = life->plan->artifact_bytes_max - life->artifact_bytes;
+    if (is_bad(err) || stat->kind == SANDBOX_FILE_NONE) {
+        artifact_note(life, is_bad(err) ? err->text : "missing", NULL, 0);
+        collect_next(life);
+        return;
+    }
+    const char *host = artifact_path(life);
+    const char *inside = artifact_inside(life);
+    if (stat->kind == SANDBOX_FILE_DIRECTORY) {
+        struct sandbox_budget budget = {.bytes_max = left ? left : 1, .entries_max = 100000};
+        sandbox_get_tree(last_sandbox(life), inside, host, &budget, on_artifact, life);
+        return;
+    }
+    if (stat->kind != SANDBOX_FILE_REGULAR || stat->size > left) {
+        artifact_note(life, stat->size > left ? "too large" : "not a file", NULL, stat->size);
+        collect_next(life);
+        return;
+    }
+    OWN(fd) int fd = open(host, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd < 0) {
+        artifact_note(life, strerror(errno), NULL, 0);
+        collect_next(life);
+        return;
+    }
+    life->artifact_bytes += stat->size;
+    sandbox_get_fd(last_sandbox(life), inside, fd, on_artifact, life);
+}
+
+static void collect_next(struct life *life)
+{
+    const char *const *list = life->plan->task->artifacts;
+    if (list && list[life->artifact_at]) {
+        sandbox_stat(last_sandbox(life), artifact_inside(life), on_artifact_stat, life);
+        return;
+    }
+    if (life->artifact_writer.out)
+        json_end_array(&life->artifact_writer);
+    life->collected = true;
+    life_step(life);
+}
+
+void life_collect(struct life *life)
+{
+    const char *const *list = life->plan->task->artifacts;
+    if (!list || !list[0]) {
+        life->collected = true;
+        return;
+    }
+    OWN(mem) char *dir = mem_format("%s/artifacts", life->plan->dir);
+    (void)file_make_dirs(dir, 0755, NULL); /* each artifact reports what follows from a failure */
+    life->artifact_writer = (struct json_writer){.out = &life->artifacts};
+    json_begin_array(&life->artifact_writer);
+    collect_next(life);
+}
