@@ -96,6 +96,7 @@ struct place {
     void *destroy_context;
     struct process *step; /* create or destroy in flight */
     bool begun;           /* something may exist there */
+    bool trusted;         /* that the porter is there was remembered, not checked */
 };
 
 struct listing {
@@ -426,8 +427,11 @@ static void on_attach_end(void *context, const struct process_end *end)
     struct place *place = context;
     place->attach = NULL;
     step_error(place->command, STEP_ATTACH, end, &place->attach_err);
-    /* Somebody may have removed the porter there: look again next time. */
-    place->command->porter_there = false;
+    if (place->state != PLACE_ENDING && place->trusted) {
+        /* Somebody may have removed the porter there: look again, which is worth another try. */
+        place->command->porter_there = false;
+        place->attach_err.kind = ERR_LOST;
+    }
     if (place->state == PLACE_ENDING) {
         loop_timer_stop(&place->timer);
         place_destroy_step(place);
@@ -524,6 +528,7 @@ static void place_begin(void *argument)
         place_gone(place, NULL); /* closed before it began, or refused: nothing exists */
         return;
     }
+    place->trusted = command->porter_there;
     if (!command->setup.spec.steps[STEP_UPLOAD].argv || command->porter_there)
         place_advance(place);
     else

@@ -11,10 +11,13 @@
 #include "base/mem.h"
 #include "sandbox/manager.h"
 
+enum { EVENTS_BYTES_MAX = 65536 };
+
 struct verdict {
     struct list link;
     struct sandbox *sandbox; /* NULL: dropped */
     struct sandbox_job *job;
+    bool inside; /* asked through the channel, which is silent once it is closed */
 };
 
 static void on_count(void *context, uint64_t count)
@@ -30,10 +33,39 @@ static void on_count(void *context, uint64_t count)
     free(verdict);
 }
 
+/* "... oom_kill N ..." as in memory.events (cgroup 2) and memory.oom_control (cgroup 1). */
+static uint64_t read_oom_kills(struct str text)
+{
+    while (text.data) {
+        struct str line = str_cut(&text, '\n'), word = str_cut(&line, ' ');
+        long long count = 0;
+        if (str_is(word, "oom_kill") && line.data && str_to_long(str_trim(line), &count) &&
+            count > 0)
+            return (uint64_t)count;
+    }
+    return 0;
+}
+
+static void on_events(void *context, struct str content, const struct err *err)
+{
+    on_count(context, err ? 0 : read_oom_kills(content));
+}
+
+static void on_events_2(void *context, struct str content, const struct err *err)
+{
+    struct verdict *verdict = context;
+    if (err && err->kind == ERR_NOT_FOUND && verdict->sandbox)
+        channel_get(verdict->sandbox->channel, "/sys/fs/cgroup/memory/memory.oom_control",
+                    EVENTS_BYTES_MAX, on_events, verdict);
+    else
+        on_events(context, content, err);
+}
+
 void sandbox_judge(struct sandbox *sandbox, struct sandbox_job *job)
 {
     struct backend *backend = sandbox->slot->backend;
-    if (!backend->class->oom_kills) {
+    bool limits = backend->class->capabilities(backend) & SANDBOX_CAN_LIMITS;
+    if (!backend->class->oom_kills && !limits) {
         channel_judge(job, CHANNEL_AS_IT_CAME);
         return;
     }
@@ -41,7 +73,13 @@ void sandbox_judge(struct sandbox *sandbox, struct sandbox_job *job)
     verdict->sandbox = sandbox;
     verdict->job = job;
     list_append(&sandbox->verdicts, &verdict->link);
-    backend->class->oom_kills(backend, sandbox->id, on_count, verdict);
+    if (backend->class->oom_kills) {
+        backend->class->oom_kills(backend, sandbox->id, on_count, verdict);
+    } else {
+        verdict->inside = true;
+        channel_get(sandbox->channel, "/sys/fs/cgroup/memory.events", EVENTS_BYTES_MAX, on_events_2,
+                    verdict);
+    }
 }
 
 void sandbox_judge_all(struct sandbox *sandbox, enum channel_verdict verdict)
@@ -51,6 +89,8 @@ void sandbox_judge_all(struct sandbox *sandbox, enum channel_verdict verdict)
         list_remove(&at->link);
         at->sandbox = NULL;
         channel_judge(at->job, verdict);
+        if (verdict == CHANNEL_SILENCE && at->inside)
+            free(at);
     }
 }
 
