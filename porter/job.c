@@ -43,7 +43,8 @@
 #define KILL_ALL_MS 10000
 #define SWEEP_MS 5000
 #define SWEEP_STEP_MS 10
-#define IDLE_MAX 2 /* supervisors of each kind kept for the next command */
+#define WAIT_MS_MAX 3600000 /* long timeouts are waited for in pieces */
+#define IDLE_MAX 2          /* supervisors of each kind kept for the next command */
 
 static void start_sweep(struct porter *porter);
 
@@ -613,8 +614,10 @@ static void sweep(struct porter *porter)
         porter->sweep_deadline_ms = porter->now_ms + SWEEP_MS;
         return;
     }
-    if (!left.count || late)
-        end_sweep(porter);
+    if (left.count && !late)
+        return;
+    job_reap(porter); /* the last of them are dead but may not have been waited for */
+    end_sweep(porter);
 }
 
 void job_reap(struct porter *porter)
@@ -686,7 +689,8 @@ int job_wait_ms(const struct porter *porter)
     }
     if (!next)
         return -1;
-    return next <= porter->now_ms ? 0 : (int)(next - porter->now_ms);
+    uint64_t wait = next <= porter->now_ms ? 0 : next - porter->now_ms;
+    return wait > WAIT_MS_MAX ? WAIT_MS_MAX : (int)wait;
 }
 
 void job_end_all(struct porter *porter)

@@ -201,7 +201,7 @@ static void in_ready(struct watch *watch, uint32_t events)
     take_frames(porter);
 }
 
-static void flush(struct porter *porter)
+static void write_queue(struct porter *porter)
 {
     struct buf *queue = &porter->out_queue;
     while (queue->size) {
@@ -211,24 +211,36 @@ static void flush(struct porter *porter)
         if (size < 0 && errno != EAGAIN)
             end(porter, 0, NULL);
         if (size < 0)
-            break;
+            return;
         buf_consume(queue, (size_t)size);
+    }
+}
+
+/* Streams that found the queue full look again. */
+static void resume_streams(struct porter *porter)
+{
+    porter->congested = false;
+    LIST_EACH (at, &porter->streams) {
+        struct stream *stream = LIST_OF(at, struct stream, node);
+        if (stream->over)
+            stream_pump(stream);
+        stream_update(stream);
+        if (stream->kind != STREAM_INLET)
+            job_check(stream);
+    }
+}
+
+static void flush(struct porter *porter)
+{
+    struct buf *queue = &porter->out_queue;
+    write_queue(porter);
+    while (porter->congested && queue->size < OUT_BYTES_MAX && !porter->ending) {
+        resume_streams(porter);
+        write_queue(porter);
     }
     watch_set(&porter->out, queue->size ? EPOLLOUT : 0);
     bool stalled = queue->size > OUT_STALLED || porter->kill_all_stream;
     watch_set(&porter->in, stalled ? 0 : EPOLLIN);
-    bool congested = queue->size >= OUT_BYTES_MAX;
-    if (porter->congested && !congested) {
-        LIST_EACH (at, &porter->streams) {
-            struct stream *stream = LIST_OF(at, struct stream, node);
-            if (stream->over)
-                stream_pump(stream);
-            stream_update(stream);
-            if (stream->kind != STREAM_INLET)
-                job_check(stream);
-        }
-    }
-    porter->congested = congested;
 }
 
 static void out_ready(struct watch *watch, uint32_t events)

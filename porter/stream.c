@@ -173,8 +173,10 @@ static size_t room(const struct stream *stream)
     size_t size = WIRE_PAYLOAD_MAX;
     if (dropping(stream))
         return size;
-    if (stream->porter->out_queue.size >= OUT_BYTES_MAX)
+    if (stream->porter->out_queue.size >= OUT_BYTES_MAX) {
+        stream->porter->congested = true; /* asked again when frames have been written */
         return 0;
+    }
     if (size > stream->out_credit.available)
         size = stream->out_credit.available;
     if (stream->output_bytes_max && size > stream->output_bytes_max - stream->output_bytes)

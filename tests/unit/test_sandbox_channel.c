@@ -188,6 +188,26 @@ TEST_WITHIN(two_gigabytes_of_output_with_a_pausing_reader_stay_out_of_memory, 12
     EXPECT_INT(stop(&place), 0);
 }
 
+TEST(many_loud_commands_at_once_all_come_to_their_end)
+{
+    enum { JOBS = 24 };
+    struct place place;
+    static struct watched jobs[JOBS];
+    start(&place);
+    for (int i = 0; i < JOBS; i++) {
+        jobs[i].count_only = true;
+        run(&place, &jobs[i],
+            &(struct sandbox_command){.shell = "head -c 20000000 /dev/zero & head -c 20000000 "
+                                               "/dev/zero >&2; wait"});
+    }
+    for (int i = 0; i < JOBS; i++) {
+        UNTIL(&place, jobs[i].exits);
+        EXPECT_INT(jobs[i].bytes, 40000000);
+        sandbox_job_close(jobs[i].job);
+    }
+    EXPECT_INT(stop(&place), 0);
+}
+
 TEST(output_past_its_maximum_is_dropped_and_counted)
 {
     struct place place;

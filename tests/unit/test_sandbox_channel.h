@@ -32,6 +32,8 @@ struct place {
     bool ready, can_inlet, lost;
     struct err lost_err;
     int inlet_fd;
+    void (*many)(void *context, int fd); /* instead of inlet_fd */
+    void *many_context;
     char looked_up[256];
     char dir[64];
 };
@@ -52,7 +54,11 @@ static inline void on_lost(void *context, const struct err *err)
 
 static inline void on_inlet(void *context, int fd)
 {
-    ((struct place *)context)->inlet_fd = fd;
+    struct place *place = context;
+    if (place->many)
+        place->many(place->many_context, fd);
+    else
+        place->inlet_fd = fd;
 }
 
 static inline void on_lookup(void *context, struct str name)

@@ -310,6 +310,70 @@ TEST(a_carried_inlet_passes_bytes_both_ways_and_each_end_alone)
     EXPECT_INT(stop(&place), 0);
 }
 
+struct many {
+    int fds[64];
+    int count;
+};
+
+static void on_inlet_many(void *context, int fd)
+{
+    struct many *many = context;
+    many->fds[many->count++] = fd;
+}
+
+TEST(fifty_inlet_connections_echo_at_once_and_a_dead_one_harms_nobody)
+{
+    enum { LINES = 50, TOTAL = 400000 };
+    struct place place;
+    struct many many = {0};
+    struct channel_options options = {.inlet = true, .inlet_port = free_port()};
+    start_with(&place, &options, NULL);
+    UNTIL(&place, place.ready);
+    place.many = on_inlet_many;
+    place.many_context = &many;
+    int agents[LINES];
+    size_t sent[LINES] = {0}, got[LINES] = {0}, waiting[LINES] = {0};
+    OWN(mem) char *bytes = mem_zero(TOTAL);
+    for (int i = 0; i < LINES; i++) {
+        agents[i] = dial(options.inlet_port);
+        fcntl(agents[i], F_SETFL, O_NONBLOCK);
+    }
+    UNTIL(&place, many.count == LINES);
+    close(agents[0]);   /* the agent goes away in the middle */
+    close(many.fds[1]); /* the gateway does */
+    size_t done = 0;
+    while (done < LINES - 2) {
+        loop_once(place.loop, 1);
+        done = 0;
+        for (int i = 2; i < LINES; i++) {
+            char piece[8192];
+            ssize_t size = write(agents[i], bytes + sent[i], TOTAL - sent[i]);
+            sent[i] += size > 0 ? (size_t)size : 0;
+            if (waiting[i] < 65536) {
+                size = read(many.fds[i], piece, sizeof piece);
+                waiting[i] += size > 0 ? (size_t)size : 0;
+            }
+            size = write(many.fds[i], bytes, waiting[i]);
+            waiting[i] -= size > 0 ? (size_t)size : 0;
+            size = read(agents[i], piece, sizeof piece);
+            got[i] += size > 0 ? (size_t)size : 0;
+            done += got[i] == TOTAL;
+        }
+    }
+    char last;
+    ssize_t size;
+    while ((size = read(agents[1], &last, 1)) < 0 && errno == EAGAIN)
+        loop_once(place.loop, 10);
+    EXPECT(size <= 0);
+    for (int i = 1; i < LINES; i++) {
+        close(agents[i]);
+        if (i > 1)
+            close(many.fds[i]);
+    }
+    close(many.fds[0]);
+    EXPECT_INT(stop(&place), 0);
+}
+
 TEST(text_before_the_hello_is_skipped_when_a_banner_is_expected)
 {
     struct err err = {0};
