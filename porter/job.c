@@ -573,6 +573,7 @@ static void start_sweep(struct porter *porter)
         return;
     porter->sweeping = true;
     porter->swept_all = false;
+    porter->clean_looks = 0;
     porter->sweep_deadline_ms = porter->now_ms + SWEEP_MS;
 }
 
@@ -614,7 +615,10 @@ static void sweep(struct porter *porter)
         porter->sweep_deadline_ms = porter->now_ms + SWEEP_MS;
         return;
     }
-    if (left.count && !late)
+    /* One look can miss a process whose number lies behind it when its parent ends; two in a row do
+     * not. */
+    porter->clean_looks = left.count ? 0 : porter->clean_looks + 1;
+    if (porter->clean_looks < 2 && !late)
         return;
     job_reap(porter); /* the last of them are dead but may not have been waited for */
     end_sweep(porter);

@@ -188,6 +188,7 @@ struct porter {
     uint64_t kill_all_force_ms, kill_all_deadline_ms;
     /* orphans of a supervisor that was killed are being hunted until then */
     bool sweeping, swept_all;
+    unsigned clean_looks; /* in a row that found nothing */
     uint64_t sweep_deadline_ms;
     /* inlet.c */
     struct watch inlet, resolver;
