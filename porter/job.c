@@ -42,7 +42,7 @@
 #define KILL_ALL_POLITE_MS 2000
 #define KILL_ALL_MS 10000
 #define SWEEP_MS 5000
-#define SWEEP_STEP_MS 10
+#define SWEEP_STEP_MS 2
 #define WAIT_MS_MAX 3600000 /* long timeouts are waited for in pieces */
 #define IDLE_MAX 2          /* supervisors of each kind kept for the next command */
 

@@ -224,8 +224,8 @@ struct wire_stat {
     int64_t mtime_s;
 };
 
-/* Encoders append one whole frame (or several). Lists come as NULL-terminated arrays. Decoders return
- * 0, or -1 with ERR_PROTOCOL. */
+/* Encoders append one whole frame (or several). Lists come as NULL-terminated arrays. Decoders
+ * return 0, or -1 with ERR_PROTOCOL. */
 void wire_hello_add(struct buf *out, const struct wire_hello *hello);
 int wire_hello_read(struct str payload, struct wire_hello *hello, struct err *err);
 /* `exec->args` and `exec->env` are ignored in favour of the arrays. Fails with ERR_INPUT or
