@@ -8,8 +8,8 @@
  *
  * Everything that ends a call goes through enter(): the record is made, journalled, and only when
  * that is committed does the agent get the end of its answer. What cannot be ended well any more
- * (something was relayed and the rest is missing) is reset, never closed cleanly. The agent going
- * away ends the upstream attempt at once; the call is still entered. */
+ * (something was relayed and the rest is missing) is reset, never closed cleanly. What happens when
+ * the agent goes away, or comes again with the same request, is in retry.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -25,6 +25,7 @@
 #include "base/id.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/gate.h"
 #include "gateway/inner.h"
 #include "store/store.h"
 
@@ -58,22 +59,24 @@ void answer_error(struct http_exchange *exchange, const struct dialect *dialect,
     http_respond(exchange, status, headers, retry_after_s ? 2 : 1, buf_str(&body));
 }
 
-static void begin_stream(struct call *call)
+void exchange_begin_stream(struct http_exchange *exchange)
 {
     static const struct http_header headers[] = {
         {{"content-type", 12}, {"text/event-stream; charset=utf-8", 32}},
         {{"cache-control", 13}, {"no-cache", 8}},
     };
-    call->begun = true;
-    http_respond_begin(call->exchange, 200, headers, COUNT(headers));
+    http_respond_begin(exchange, 200, headers, COUNT(headers));
 }
 
-static void write_stream(struct call *call, struct str bytes)
+void call_send(struct call *call, struct str bytes)
 {
+    if (bytes.size)
+        call_others_write(call, bytes);
     if (!call->exchange || !bytes.size)
         return;
     if (!call->begun)
-        begin_stream(call);
+        exchange_begin_stream(call->exchange);
+    call->begun = true;
     call->written_ms = loop_now_ms(call->session->gateway->loop);
     call->record.answer_bytes += bytes.size;
     size_t queued = http_respond_write(call->exchange, bytes);
@@ -81,6 +84,12 @@ static void write_stream(struct call *call, struct str bytes)
         call->paused = true;
         upstream_pause(call->upstream);
     }
+}
+
+static void write_stream(struct call *call, struct str bytes)
+{
+    buf_str_append(&call->sent, bytes);
+    call_send(call, bytes);
 }
 
 static void on_drain(void *context)
@@ -105,7 +114,7 @@ static void on_pulse(struct loop_timer *timer)
     if (!call->begun || (quiet >= session->keepalive_ms && !http_respond_queued(call->exchange))) {
         OWN(buf) struct buf sign = {0};
         dialect_write_keepalive(call->dialect, &sign);
-        write_stream(call, buf_str(&sign));
+        call_send(call, buf_str(&sign));
         quiet = 0;
     }
     uint64_t next =
@@ -130,10 +139,11 @@ static void call_free(void *argument)
     stop_writing(call);
     json_doc_deinit(&call->doc);
     arena_deinit(&call->arena);
-    buf_deinit(&call->body);
+    body_unref(call->body);
     buf_deinit(&call->rewritten);
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
+    buf_deinit(&call->sent);
     list_remove(&call->node);
     free(call);
     session_call_gone(session);
@@ -151,18 +161,21 @@ static void append_line(struct gateway_session *session, struct str line)
 
 static void give_answer(struct call *call)
 {
+    call_others_end(call, buf_str(&call->held));
+    if (!call->exchange)
+        return;
     if (call->request.stream) {
-        write_stream(call, buf_str(&call->held));
+        call_send(call, buf_str(&call->held));
         http_respond_end(call->exchange);
         return;
     }
     http_respond_json(call->exchange, 200, buf_str(&call->held));
 }
 
-static void give_trouble(struct call *call)
+void call_show_trouble(struct call *call, struct http_exchange *exchange, bool begun)
 {
-    if (call->begun) {
-        http_exchange_reset(call->exchange);
+    if (begun) {
+        http_exchange_reset(exchange);
         return;
     }
     OWN(mem) char *code = call->upstream_code.size ? str_dup(call->upstream_code) : NULL;
@@ -170,8 +183,14 @@ static void give_trouble(struct call *call)
     if (!message.size)
         message = call->shown_status >= 500 ? STR("the model is not available at the moment")
                                             : str_of(call->trouble.text);
-    answer_error(call->exchange, call->dialect, call->shown_status, code, message,
-                 call->retry_after_s);
+    answer_error(exchange, call->dialect, call->shown_status, code, message, call->retry_after_s);
+}
+
+static void give_trouble(struct call *call)
+{
+    call_others_fail(call);
+    if (call->exchange)
+        call_show_trouble(call, call->exchange, call->begun);
 }
 
 /* The entry is on disk, or will never be. */
@@ -190,7 +209,9 @@ static void conclude(struct call *call, const struct err *err)
     }
     call->state = CALL_DONE;
     loop_timer_stop(&call->pulse);
+    loop_timer_stop(&call->away);
     session_settle(session, call);
+    retry_concluded(call, call->trouble.kind == ERR_NONE);
     if (session->calls_fd >= 0) {
         OWN(buf) struct buf line = {0};
         struct json_writer out = {.out = &line};
@@ -200,9 +221,9 @@ static void conclude(struct call *call, const struct err *err)
     }
     if (session->on_call)
         session->on_call(session->context, &call->record, GATEWAY_CALL_DONE);
-    if (call->exchange && call->trouble.kind == ERR_NONE)
+    if (call->trouble.kind == ERR_NONE)
         give_answer(call);
-    else if (call->exchange)
+    else
         give_trouble(call);
     call->exchange = NULL;
     loop_defer(session->gateway->loop, call_free, call);
@@ -228,10 +249,13 @@ static void make_record(struct call *call)
     }
     bool refused = call->head.status >= 400 && call->head.status < 500 && call->head.status != 429;
     record->state = refused ? TRACE_CALL_REFUSED : TRACE_CALL_BROKEN;
-    record->http_status = !call->exchange ? 0 : call->begun ? 200 : call->shown_status;
+    if (call->exchange)
+        record->http_status = call->begun ? 200 : call->shown_status;
     record->error_kind = err_meaning(call->trouble.kind)->name;
     record->error = str_of(call->trouble.text);
-    if (call->reader && !call->reader_over && !call->key_leaked) {
+    if (call->parked_answer) {
+        record->answer = &call->answer;
+    } else if (call->reader && !call->reader_over && !call->key_leaked) {
         dialect_reader_partial(call->reader, &call->arena, &call->answer);
         record->answer = &call->answer;
     }
@@ -244,6 +268,8 @@ static void enter(struct call *call)
     loop_timer_stop(&call->retry);
     if (call->upstream)
         upstream_close(TAKE(call->upstream));
+    if (retry_park(call))
+        return;
     call->state = CALL_ENTRY;
     make_record(call);
     if (!store) {
@@ -286,6 +312,30 @@ static void enter(struct call *call)
     struct err err = {0};
     if (store_append(store, session->gateway->loop, &entry, on_entry, call, &err) < 0)
         conclude(call, &err);
+}
+
+void call_enter(struct call *call)
+{
+    enter(call);
+}
+
+void call_note_delivery(struct gateway_session *session, const char *call_id, uint32_t count)
+{
+    if (!session->gateway->store)
+        return;
+    char body[64];
+    int size = snprintf(body, sizeof body, "{\"deliveries\":%u}", count);
+    struct store_record note = {
+        .type = STORE_NOTE,
+        .rollout_id = session->rollout_id,
+        .call_id = call_id,
+        .body = str_make(body, (size_t)size),
+        .prompt_tokens = -1,
+        .completion_tokens = -1,
+    };
+    struct err err = {0};
+    if (store_append(session->gateway->store, NULL, &note, NULL, NULL, &err) < 0)
+        LOG_WARN("gateway", call_id, "delivery %u is not noted: %s", count, err.text);
 }
 
 /* ---------------------------------------------------------------- trouble */
@@ -349,7 +399,7 @@ static bool may_retry(const struct call *call, const struct err *err)
     const struct model *model = call->session->model;
     int status = call->head.status;
     if (call->relayed || call->closing || call->script_error || call->head.show ||
-        call->key_leaked || call->record.attempt >= model->options.attempts_max ||
+        call->key_leaked || call->tries >= model->options.attempts_max ||
         call->retry_after_ms > (int64_t)model->options.retry_ms_max)
         return false;
     if (status >= 300)
@@ -369,7 +419,7 @@ static uint64_t backoff_ms(const struct call *call)
     if (call->retry_after_ms >= 0)
         return (uint64_t)call->retry_after_ms;
     uint64_t wait = model->script ? BACKOFF_SCRIPT_MS : BACKOFF_MS;
-    for (uint32_t i = 1; i < call->record.attempt && wait < model->options.retry_ms_max; i++)
+    for (uint32_t i = 1; i < call->tries && wait < model->options.retry_ms_max; i++)
         wait *= 2;
     if (wait > model->options.retry_ms_max)
         wait = model->options.retry_ms_max;
@@ -411,7 +461,18 @@ static void on_gone(void *context)
 {
     struct call *call = context;
     call->exchange = NULL;
-    call_break(call, ERR_LOST, "the agent went away before the answer was complete");
+    if (!retry_left(call))
+        call_break(call, ERR_LOST, "the agent went away before the answer was complete");
+}
+
+void call_listen(struct call *call)
+{
+    struct loop *loop = call->session->gateway->loop;
+    http_exchange_notify(call->exchange, QUEUE_LOW, on_drain, on_gone, call);
+    if (!call->request.stream)
+        return;
+    call->written_ms = loop_now_ms(loop);
+    loop_timer_start(loop, &call->pulse, call->session->headers_after_ms, on_pulse, call);
 }
 
 /* ---------------------------------------------------------------- an attempt */
@@ -556,6 +617,42 @@ static void copy_tokens(struct call *call, const struct trace_answer *from)
     to->tokens.logprob_count = from->tokens.logprob_count;
 }
 
+/* Counts and log-probabilities agree, or the record says why not. */
+static void note_tokens(struct call *call)
+{
+    struct trace_answer *answer = &call->answer;
+    const struct trace_tokens *tokens = &answer->tokens;
+    if (call->session->mode == GATEWAY_BLACK_BOX)
+        return;
+    if (!answer->usage.known && answer->prompt_id_count && tokens->id_count)
+        answer->usage = (struct trace_usage){.known = true,
+                                             .prompt_tokens = (int64_t)answer->prompt_id_count,
+                                             .completion_tokens = (int64_t)tokens->id_count,
+                                             .cached_tokens = -1,
+                                             .reasoning_tokens = -1};
+    if (!tokens->id_count)
+        answer->tokens_note = STR("no token ids came with the answer");
+    else if (!tokens->logprob_count)
+        answer->tokens_note = STR("no log-probabilities came with the answer");
+    else if (tokens->id_count != tokens->logprob_count)
+        answer->tokens_note = str_of(arena_format(
+            &call->arena, "%zu token ids and %zu log-probabilities came with the answer",
+            tokens->id_count, tokens->logprob_count));
+    else if (!answer->prompt_id_count)
+        answer->tokens_note = STR("no token ids of the prompt came with the answer");
+}
+
+/* Made anew, in one piece. */
+void call_stream_answer(struct call *call, struct buf *out)
+{
+    OWN(dialect_writer) struct dialect_writer writer = {0};
+    struct str id = call->answer.id.size ? call->answer.id : str_of(call->record.id);
+    dialect_writer_init(&writer, call->dialect, &call->request, id, call->answer.model,
+                        (int64_t)(clock_wall_ms() / 1000));
+    dialect_writer_answer(&writer, &call->answer, 0, out);
+    dialect_writer_finish(&writer, call->answer.finish, &call->answer.usage, out);
+}
+
 /* The upstream gave the answer in the form or the dialect the agent did not ask for. */
 static void convert(struct call *call)
 {
@@ -563,6 +660,10 @@ static void convert(struct call *call)
     /* Some engines say "stop" after tool calls; agents of other dialects would not run them. */
     if (call->anew && call->answer.finish == TRACE_FINISH_STOP && call->answer.message.call_count)
         call->answer.finish = TRACE_FINISH_TOOL_CALLS;
+    if (!call->answer.id.size)
+        call->answer.id = str_of(call->record.id);
+    if (!call->answer.created_s)
+        call->answer.created_s = (int64_t)(clock_wall_ms() / 1000);
     if (call->writing) {
         dialect_writer_finish(&call->writer, call->answer.finish, &call->answer.usage, &call->held);
         return;
@@ -571,12 +672,7 @@ static void convert(struct call *call)
         dialect_write_answer(call->dialect, &call->request, &call->answer, &call->held);
         return;
     }
-    OWN(dialect_writer) struct dialect_writer writer = {0};
-    struct str id = call->answer.id.size ? call->answer.id : str_of(call->record.id);
-    dialect_writer_init(&writer, call->dialect, &call->request, id, call->answer.model,
-                        (int64_t)(clock_wall_ms() / 1000));
-    dialect_writer_answer(&writer, &call->answer, 0, &call->held);
-    dialect_writer_finish(&writer, call->answer.finish, &call->answer.usage, &call->held);
+    call_stream_answer(call, &call->held);
 }
 
 static void on_done(void *context, const struct err *err, bool script_error)
@@ -606,6 +702,7 @@ static void on_done(void *context, const struct err *err, bool script_error)
         return;
     }
     copy_tokens(call, upstream_tokens(call->upstream));
+    note_tokens(call);
     if (call->anew || call->request.stream != call->head.stream)
         convert(call);
     enter(call);
@@ -626,6 +723,7 @@ static void attempt(struct call *call)
     call->paused = false;
     call->state = CALL_UPSTREAM;
     call->record.attempt++;
+    call->tries++;
     OWN(buf) struct buf path = {0};
     struct str model =
         session->mode == GATEWAY_PROXY ? str_of(session->model->name) : call->request.model;
@@ -634,16 +732,42 @@ static void attempt(struct call *call)
         .dialect = call->api,
         .request = &call->request,
         .path = buf_text(&path),
-        .body = call->rewritten.size ? buf_str(&call->rewritten) : buf_str(&call->body),
+        .body = buf_str(call->rewritten.size ? &call->rewritten : &call->body->bytes),
         .rollout_id = session->rollout_id,
         .task = session->task,
         .index = session->index,
         .number = call->record.number,
         .uses = session->script_uses,
     };
+    struct gate *gate = session->gateway->gate;
+    struct upstream_hold hold = {
+        .gate = gate,
+        .call_id = call->record.id,
+        .group_id = session->group_id,
+        .body = call->body,
+        .dialect = call->dialect,
+        .turn = session->stats.turns + 1,
+        .deadline_ms = session->held_ms_max,
+        .policy_version = &call->record.policy_version,
+    };
+    if (session->mode == GATEWAY_GATE)
+        request.hold = &hold;
+    if (gate) {
+        call->record.has_policy = true;
+        call->record.policy_version = gate_policy(gate);
+    }
     if (call->exchange)
         request.header_count = http_exchange_headers(call->exchange, &request.headers);
     call->upstream = upstream_start(session->gateway, session->model, &request, &handlers, call);
+}
+
+void call_again(struct call *call)
+{
+    call->trouble = (struct err){0};
+    call->tries = 0;
+    call->relayed = false;
+    buf_clear(&call->sent);
+    attempt(call);
 }
 
 /* ---------------------------------------------------------------- the beginning */
@@ -666,6 +790,11 @@ static void on_intent(void *context, const struct err *err)
 static int choose_api(struct call *call, struct err *err)
 {
     const struct model *model = call->session->model;
+    if (call->session->mode == GATEWAY_GATE) {
+        call->api = &dialect_chat;
+        call->anew = true;
+        return 0;
+    }
     call->api = model->api && !model->script ? model->api : call->dialect;
     call->anew = call->api != call->dialect;
     if (!call->anew || dialect_can_write_request(call->api))
@@ -679,7 +808,7 @@ static void rewrite(struct call *call)
 {
     const struct gateway_session *session = call->session;
     bool proxy = session->mode == GATEWAY_PROXY;
-    if ((!proxy && !call->anew) || session->model->script)
+    if ((!proxy && !call->anew) || session->model->script || session->mode == GATEWAY_GATE)
         return;
     if (!proxy) {
         struct dialect_override nothing = {.usage = call->request.stream};
@@ -712,7 +841,7 @@ static void write_intent(struct call *call)
     }
     char hash[17];
     snprintf(hash, sizeof hash, "%016llx",
-             (unsigned long long)XXH3_64bits(call->body.data, call->body.size));
+             (unsigned long long)XXH3_64bits(call->body->bytes.data, call->body->bytes.size));
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
     json_begin_object(&out);
@@ -720,7 +849,7 @@ static void write_intent(struct call *call)
     json_set_text(&out, "mode", call->record.mode);
     json_set_str(&out, "model", call->request.model);
     json_set_bool(&out, "stream", call->request.stream);
-    json_set_int(&out, "request_bytes", (long long)call->body.size);
+    json_set_int(&out, "request_bytes", (long long)call->body->bytes.size);
     json_set_text(&out, "request_hash", hash);
     json_end_object(&out);
     struct store_record intent = {
@@ -751,6 +880,11 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     struct call *call = mem_zero(sizeof *call);
     struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
     struct err err = {0};
+    struct retry_key key;
+    if (retry_answer(session, exchange, dialect, body, &key)) {
+        free(call);
+        return;
+    }
     struct dialect_route route =
         dialect_find_route(http_exchange_method(exchange), http_exchange_path(exchange));
     if (route.dialect != dialect) /* an absolute URL */
@@ -758,9 +892,10 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->session = session;
     call->dialect = dialect;
     call->arena.bytes_max = ARENA_BYTES_MAX;
-    buf_str_append(&call->body, body);
+    list_init(&call->others);
+    call->body = body_new(body);
     list_append(&session->calls, &call->node);
-    int read = json_read(&call->doc, buf_str(&call->body), &limits, &err);
+    int read = json_read(&call->doc, buf_str(&call->body->bytes), &limits, &err);
     if (read < 0)
         err.kind = ERR_INPUT; /* too deep is as wrong as malformed */
     else
@@ -794,12 +929,11 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->record.accepted_ms = clock_wall_ms();
     call->record.request_bytes = body.size;
     call->record.request = &call->request;
+    call->record.deliveries = 1;
     rewrite(call);
-    http_exchange_notify(exchange, QUEUE_LOW, on_drain, on_gone, call);
-    if (call->request.stream) {
-        call->written_ms = loop_now_ms(gateway->loop);
-        loop_timer_start(gateway->loop, &call->pulse, session->headers_after_ms, on_pulse, call);
-    }
+    json_doc_deinit(&call->doc);
+    retry_remember(call, &key);
+    call_listen(call);
     if (session->on_call)
         session->on_call(session->context, &call->record, GATEWAY_CALL_BEGUN);
     write_intent(call);

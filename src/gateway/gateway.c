@@ -49,6 +49,7 @@ struct gateway *gateway_new(struct loop *loop, const struct gateway_options *opt
     struct gateway *gateway = mem_zero(sizeof *gateway);
     gateway->loop = loop;
     gateway->store = options ? options->store : NULL;
+    gateway->gate = options ? options->gate : NULL;
     list_init(&gateway->clients);
     return gateway;
 }
@@ -93,6 +94,7 @@ void gateway_counts(const struct gateway *gateway, struct gateway_counts *out)
         .broken = atomic_load(&gateway->broken),
         .refused = atomic_load(&gateway->refused),
         .retries = atomic_load(&gateway->retries),
+        .redelivered = atomic_load(&gateway->redelivered),
         .connections = atomic_load(&gateway->connections),
         .prompt_tokens = atomic_load(&gateway->prompt_tokens),
         .completion_tokens = atomic_load(&gateway->completion_tokens),

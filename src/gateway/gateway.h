@@ -41,7 +41,8 @@ struct model_options {
     uint32_t retry_ms_max; /* 0: 60 s: longest single wait between tries */
 };
 
-/* "http://host:port/v1#name", "https://host/v1#name" or "script:FILE" (docs/scripted-model.md).
+/* "http://host:port/v1#name", "https://host/v1#name", "script:FILE" (docs/scripted-model.md) or
+ * "gate:NAME": the trainer, under the name the agent is told; only in mode gate.
  * `options` may be NULL. Any thread. A key with blanks inside or an empty one is refused; it is
  * never logged, nor sent anywhere but to the model server. */
 struct model *model_open(const char *spec, const struct model_options *options, struct err *err);
@@ -58,7 +59,7 @@ const char *model_name(const struct model *model); /* the part after '#', or the
 enum gateway_mode {
     GATEWAY_BLACK_BOX, /* bytes relayed untouched */
     GATEWAY_PROXY,     /* model, sampling and token capture imposed */
-    GATEWAY_GATE,      /* the trainer answers: not available yet */
+    GATEWAY_GATE,      /* the trainer answers (gate.h) */
 };
 /* Also takes transparent_proxy and interception_gate. The error names the three. */
 int gateway_mode_read(const char *name, enum gateway_mode *out, struct err *err);
@@ -101,6 +102,7 @@ struct gateway_stats {
     uint32_t answered, broken,
         refused;              /* broken: begun and not finished; refused: never admitted */
     uint32_t retries;         /* upstream tries beyond the first */
+    uint32_t redelivered;     /* requests that came again and were no new call */
     struct trace_usage usage; /* sum over answered calls */
     enum gateway_cause cause;
     struct err error; /* the first real error ever; kind ERR_NONE: there was none */
@@ -110,15 +112,18 @@ enum gateway_phase { GATEWAY_CALL_BEGUN, GATEWAY_CALL_DONE };
 
 struct gateway_session_options {
     const char *rollout_id;
-    const char *task;    /* for scripts; NULL: none */
-    uint32_t index;      /* number of the rollout inside its run, from 0; for scripts */
-    const char *mode;    /* NULL: black_box */
-    struct model *model; /* a reference is taken */
+    const char *group_id; /* NULL: none */
+    const char *task;     /* for scripts; NULL: none */
+    uint32_t index;       /* number of the rollout inside its run, from 0; for scripts */
+    const char *mode;     /* NULL: black_box */
+    struct model *model;  /* a reference is taken */
     struct gateway_limits limits;
     struct gateway_sampling sampling;
     uint32_t keepalive_ms;     /* 0: 15 s between signs of life on a waiting stream */
     uint32_t headers_after_ms; /* 0: 20 s: a stream's 200 is sent after this; until then errors keep
                                   their status */
+    uint32_t retry_grace_ms;   /* 0: 30 s: a call whose agent went away is kept for its return */
+    uint64_t held_ms_max;      /* 0: 1 h: a call nobody answers at the gate fails then */
     const char *calls_path;    /* calls.jsonl to append to; NULL: none */
     /* A call begins or is done (its record is committed then). `call` is valid during the callback.
      * May be NULL. */
@@ -131,6 +136,7 @@ struct gateway_session_options {
 
 struct gateway_options {
     struct store *store; /* NULL: nothing is journalled (tests) */
+    struct gate *gate;   /* for mode gate, and for policy versions; NULL: there is none */
 };
 
 struct gateway *gateway_new(struct loop *loop, const struct gateway_options *options,
@@ -138,7 +144,8 @@ struct gateway *gateway_new(struct loop *loop, const struct gateway_options *opt
 /* When no session is open any more. NULL is fine. */
 void gateway_free(struct gateway *gateway);
 
-/* Copies what it needs. ERR_UNSUPPORTED for gate, ERR_INPUT for an unknown mode. */
+/* Copies what it needs. ERR_UNSUPPORTED for mode gate without a gate, ERR_INPUT for an unknown mode
+ * and for a model that only a gate could stand in for. */
 struct gateway_session *gateway_open(struct gateway *gateway,
                                      const struct gateway_session_options *options,
                                      struct err *err);
@@ -163,7 +170,7 @@ void gateway_session_hosts(const struct gateway_session *session, struct json_wr
 
 /* Over all sessions of this gateway since it was made; any thread may read. */
 struct gateway_counts {
-    uint64_t calls, answered, broken, refused, retries, connections;
+    uint64_t calls, answered, broken, refused, retries, redelivered, connections;
     uint64_t prompt_tokens, completion_tokens;
     uint64_t in_flight, sessions; /* now */
 };

@@ -3,7 +3,9 @@
  *     gateway.c   lanes' side: modes, counters, one HTTP client per model
  *     session.c   one rollout's side: routes, limits, report
  *     call.c      one call: intent, attempts, relay, entry, end
- *     upstream.c  one attempt: over HTTP or played from a script
+ *     retry.c     requests that come again, and agents that went away
+ *     upstream.c  one attempt: over HTTP, played from a script, or held at the gate
+ *     hold.c      holds; hold_object.c is what the trainer sees of a held call
  *     model.c     what a model is; script.c reads scripts; play.c makes and plays their answers */
 #ifndef GATEWAY_INNER_H
 #define GATEWAY_INNER_H
@@ -21,6 +23,8 @@
 #include "loop/loop.h"
 
 struct call;
+struct gate;
+struct retry;
 struct script;
 
 /* ---------------------------------------------------------------- model.c */
@@ -36,6 +40,26 @@ struct model {
 };
 
 /* ---------------------------------------------------------------- upstream.c, play.c */
+/* A request's body; read by the lane and, while it is held, by the gate's loop. Never changes. */
+struct body {
+    atomic_uint references;
+    struct buf bytes;
+};
+struct body *body_new(struct str bytes);
+struct body *body_ref(struct body *body);
+void body_unref(struct body *body); /* NULL is fine */
+
+/* How a call is held. */
+struct upstream_hold {
+    struct gate *gate;
+    const char *call_id, *group_id; /* group: NULL: none */
+    struct body *body;              /* as the agent sent it */
+    const struct dialect *dialect;  /* the agent's */
+    uint32_t turn;
+    uint64_t deadline_ms;
+    int64_t *policy_version; /* becomes known when the call is taken */
+};
+
 /* What an attempt is made from; borrowed until the attempt is over. */
 struct upstream_request {
     const struct dialect *dialect; /* spoken to the model server */
@@ -48,6 +72,7 @@ struct upstream_request {
     const char *task;
     uint32_t index, number;
     uint32_t *uses; /* how often each rule of the script was used in this session */
+    const struct upstream_hold *hold; /* NULL: the model answers */
 };
 
 struct upstream_head {
@@ -83,6 +108,19 @@ void play_pause(struct play *play);
 void play_resume(struct play *play);
 void play_close(struct play *play);
 const struct trace_answer *play_tokens(const struct play *play);
+
+struct hold;
+struct hold *hold_start(struct loop *loop, const struct upstream_request *request,
+                        const struct upstream_handlers *handlers, void *context);
+void hold_pause(struct hold *hold);
+void hold_resume(struct hold *hold);
+void hold_close(struct hold *hold);
+
+/* What the gate keeps of a call; written and freed on its loop. */
+void *hold_object_new(struct body *body, const struct dialect *dialect,
+                      const struct trace_request *request);
+void hold_object_write(void *payload, struct json_writer *out);
+void hold_object_free(void *payload);
 
 /* ---------------------------------------------------------------- script.c */
 struct script_call {
@@ -139,8 +177,9 @@ struct gateway_client {
 struct gateway {
     struct loop *loop;
     struct store *store;
+    struct gate *gate; /* NULL: none */
     struct list clients;
-    atomic_uint_fast64_t calls, answered, broken, refused, retries, connections;
+    atomic_uint_fast64_t calls, answered, broken, refused, retries, redelivered, connections;
     atomic_uint_fast64_t prompt_tokens, completion_tokens, in_flight, sessions;
 };
 struct http_client *gateway_client(struct gateway *gateway, struct model *model);
@@ -160,16 +199,26 @@ enum refusal {
     REFUSALS
 };
 
+/* The session's recent calls, for requests that come again. */
+struct retries {
+    struct map by_key;
+    struct list order;
+    size_t count, bytes;
+};
+
 struct gateway_session {
     struct gateway *gateway;
+    struct retries retries;
+    uint32_t retry_grace_ms;
     struct http_server *server;
     struct model *model;
-    char *rollout_id, *task, *calls_path, *stop_reason;
+    char *rollout_id, *group_id, *task, *calls_path, *stop_reason;
     uint32_t index;
     enum gateway_mode mode;
     struct gateway_limits limits;
     struct gateway_sampling sampling;
     uint32_t keepalive_ms, headers_after_ms;
+    uint64_t held_ms_max;
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
     void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
     void *context;
@@ -187,6 +236,7 @@ struct gateway_session {
     struct list calls;
 
     bool exhausted, closing, finished;
+    uint32_t grace_ms; /* still to be granted */
     enum gateway_cause exhausted_cause;
     struct err exhausted_why;
     struct loop_timer grace;
@@ -203,6 +253,8 @@ void session_exhaust(struct gateway_session *session, enum gateway_cause cause,
 /* Reserves what the call may use. -1: refused; *status and *retry_after_s say how to put it. */
 int session_admit(struct gateway_session *session, struct call *call, int *status,
                   uint32_t *retry_after_s, struct err *err);
+/* Gives the reservation back. */
+void session_unreserve(struct gateway_session *session, struct call *call);
 /* Gives the reservation back and books what was used. */
 void session_settle(struct gateway_session *session, struct call *call);
 /* The call is over and freed. */
@@ -213,6 +265,7 @@ enum call_state {
     CALL_INTENT,   /* the intent is being committed */
     CALL_UPSTREAM, /* an attempt is under way */
     CALL_WAITING,  /* until the next attempt */
+    CALL_PARKED,   /* until its agent is back: retry.c */
     CALL_ENTRY,    /* the entry is being committed; nothing can change any more */
     CALL_DONE,
 };
@@ -226,8 +279,8 @@ struct call {
     bool anew;                      /* the answer is written from what was read, not relayed */
     enum call_state state;
     struct arena arena;
-    struct buf body;
-    struct json_doc doc;
+    struct body *body;
+    struct json_doc doc; /* until the call is admitted */
     struct trace_request request;
     struct trace_answer answer;
     struct trace_call record;
@@ -250,6 +303,14 @@ struct call {
     int64_t retry_after_ms; /* what the upstream asked for; -1: nothing */
     struct str upstream_message, upstream_code;
 
+    struct retry *memory;   /* NULL: it is not remembered */
+    struct buf sent;        /* of a stream: all that was relayed */
+    struct list others;     /* older connections of the same agent that still live */
+    struct loop_timer away; /* runs while nobody is there */
+    bool given_up;          /* nobody came back */
+    bool parked_answer;     /* the answer is complete */
+    uint32_t tries;         /* since the agent last asked */
+
     bool begun;   /* a stream's head was sent */
     bool relayed; /* and something of the answer */
     bool paused;
@@ -261,13 +322,58 @@ struct call {
     int64_t reserved_tokens;
 };
 
+struct call_other {
+    struct list node; /* in call->others */
+    struct http_exchange *exchange;
+    bool begun;
+};
+
 /* The route was found and the body is there. Answers in every case. */
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,
                 const struct dialect *dialect, struct str body);
 /* Ends it now, as broken. */
 void call_break(struct call *call, enum err_kind kind, const char *text);
+/* For retry.c: records the call and then ends it. */
+void call_enter(struct call *call);
+/* Attempts begin anew: nothing of the answer was seen by whoever waits now. */
+void call_again(struct call *call);
+/* Makes call->exchange the one that hears and is heard. */
+void call_listen(struct call *call);
+/* To the agent, without remembering it. */
+void call_send(struct call *call, struct str bytes);
+/* Ends an exchange that the call has no answer for. */
+void call_show_trouble(struct call *call, struct http_exchange *exchange, bool begun);
+/* A committed answer went to one more connection. */
+void call_note_delivery(struct gateway_session *session, const char *call_id, uint32_t count);
+/* The answer as a stream, made anew. */
+void call_stream_answer(struct call *call, struct buf *out);
+void exchange_begin_stream(struct http_exchange *exchange);
 /* An error in the agent's dialect. */
 void answer_error(struct http_exchange *exchange, const struct dialect *dialect, int status,
                   const char *code, struct str message, uint32_t retry_after_s);
+
+/* ---------------------------------------------------------------- retry.c */
+struct retry_key {
+    uint64_t high, low;
+};
+void retries_init(struct retries *retries);
+void retries_deinit(struct retries *retries);
+/* True: the request was no new call and is taken care of. False: `key` is for retry_remember(). */
+bool retry_answer(struct gateway_session *session, struct http_exchange *exchange,
+                  const struct dialect *dialect, struct str body, struct retry_key *key);
+/* The call was admitted. */
+void retry_remember(struct call *call, const struct retry_key *key);
+/* Its last connection is gone. False: nobody will come back, break it. */
+bool retry_left(struct call *call);
+/* The call would be entered now. True: it waits for its agent instead. */
+bool retry_park(struct call *call);
+/* The call is over; before its answer is given. */
+void retry_concluded(struct call *call, bool answered);
+/* Calls that wait for their agent are entered. */
+void retries_give_up(struct gateway_session *session);
+/* Older connections get what the newest gets. */
+void call_others_write(struct call *call, struct str bytes);
+void call_others_end(struct call *call, struct str held);
+void call_others_fail(struct call *call);
 
 #endif

@@ -27,6 +27,8 @@
 #define ANSWER_BYTES_MAX ((size_t)64 << 20)
 #define KEEPALIVE_MS 15000
 #define HEADERS_AFTER_MS 20000
+#define RETRY_GRACE_MS 30000
+#define HELD_MS_MAX (3600u * 1000)
 #define HOSTS_MAX 64
 #define HOST_BYTES_MAX 255
 #define SERVER_GRACE_MS 2000
@@ -116,7 +118,7 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
                       err, session->exhausted_why.kind,
                       session->exhausted_cause == GATEWAY_STORE ? "this rollout was stopped"
                                                                 : session->exhausted_why.text);
-    if (stats->calls >= limits->calls_max)
+    if (stats->calls >= limits->calls_max && !call->record.number)
         return run_out(session, err, "calls", limits->calls_max);
     if (limits->turns_max && !side && stats->turns >= limits->turns_max)
         return run_out(session, err, "turns", limits->turns_max);
@@ -126,7 +128,7 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
 
     /* From here on a later call may be luckier. */
     int64_t expected =
-        (int64_t)(call->body.size / BYTES_PER_TOKEN) +
+        (int64_t)(call->body->bytes.size / BYTES_PER_TOKEN) +
         (request->sampling.tokens_max > 0 ? request->sampling.tokens_max : TOKENS_EXPECTED);
     *status = 429;
     *retry_after_s = 1;
@@ -137,7 +139,7 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
          used + session->tokens_reserved + expected > limits->tokens_max))
         return refuse(session, REFUSED_BUSY, err, ERR_CAPACITY,
                       "too many calls of this rollout are in flight");
-    stats->calls++;
+    stats->calls += !call->record.number;
     stats->in_flight++;
     session->tools_seen |= request->tool_count > 0;
     call->record.side = side;
@@ -146,21 +148,27 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
     call->reserved_tokens = expected;
     session->turns_reserved += !side;
     session->tokens_reserved += expected;
-    atomic_fetch_add(&session->gateway->calls, 1);
+    atomic_fetch_add(&session->gateway->calls, !call->record.number);
     atomic_fetch_add(&session->gateway->in_flight, 1);
     return 0;
+}
+
+void session_unreserve(struct gateway_session *session, struct call *call)
+{
+    if (!call->reserved)
+        return;
+    call->reserved = false;
+    session->stats.in_flight--;
+    session->turns_reserved -= call->reserved_turn;
+    session->tokens_reserved -= call->reserved_tokens;
+    atomic_fetch_sub(&session->gateway->in_flight, 1);
 }
 
 void session_settle(struct gateway_session *session, struct call *call)
 {
     struct gateway *gateway = session->gateway;
     struct gateway_stats *stats = &session->stats;
-    CHECK(call->reserved);
-    call->reserved = false;
-    stats->in_flight--;
-    session->turns_reserved -= call->reserved_turn;
-    session->tokens_reserved -= call->reserved_tokens;
-    atomic_fetch_sub(&gateway->in_flight, 1);
+    session_unreserve(session, call);
     if (call->record.state != TRACE_CALL_ANSWERED) {
         stats->broken++;
         atomic_fetch_add(&gateway->broken, 1);
@@ -316,8 +324,10 @@ static void session_free(struct gateway_session *session)
 {
     fd_close(&session->calls_fd);
     map_deinit(&session->hosts);
+    retries_deinit(&session->retries);
     model_unref(session->model);
     free(session->rollout_id);
+    free(session->group_id);
     free(session->task);
     free(session->calls_path);
     free(session->stop_reason);
@@ -351,15 +361,21 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     enum gateway_mode mode = GATEWAY_BLACK_BOX;
     if (options->mode && gateway_mode_read(options->mode, &mode, err) < 0)
         return NULL;
-    if (mode == GATEWAY_GATE) {
-        err_set(err, ERR_UNSUPPORTED, "mode gate is not available yet: use black_box or proxy");
+    CHECK(options->model && options->rollout_id);
+    if (mode == GATEWAY_GATE && !gateway->gate) {
+        err_set(err, ERR_UNSUPPORTED, "mode gate needs a gate: it is there in `postern serve`");
         return NULL;
     }
-    CHECK(options->model && options->rollout_id);
+    if (mode != GATEWAY_GATE && !options->model->script && !options->model->base_url) {
+        err_set(err, ERR_INPUT, "model '%s' is the trainer, who answers in mode gate only",
+                options->model->spec);
+        return NULL;
+    }
     struct gateway_session *session = mem_zero(sizeof *session);
     session->gateway = gateway;
     session->model = model_ref(options->model);
     session->rollout_id = mem_dup(options->rollout_id);
+    session->group_id = mem_dup(options->group_id);
     session->task = mem_dup(options->task);
     session->calls_path = mem_dup(options->calls_path);
     session->index = options->index;
@@ -368,11 +384,14 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->keepalive_ms = options->keepalive_ms ? options->keepalive_ms : KEEPALIVE_MS;
     session->headers_after_ms =
         options->headers_after_ms ? options->headers_after_ms : HEADERS_AFTER_MS;
+    session->held_ms_max = options->held_ms_max ? options->held_ms_max : HELD_MS_MAX;
     session->on_call = options->on_call;
     session->on_exhausted = options->on_exhausted;
     session->context = options->context;
     session->calls_fd = -1;
     list_init(&session->calls);
+    retries_init(&session->retries);
+    session->retry_grace_ms = options->retry_grace_ms ? options->retry_grace_ms : RETRY_GRACE_MS;
     put_limits(session, &options->limits);
     if (session->model->script)
         session->script_uses =
@@ -446,6 +465,13 @@ static void on_grace_over(struct loop_timer *timer)
         close_server(session);
         return;
     }
+    retries_give_up(session);
+    uint32_t grace_ms = session->grace_ms;
+    session->grace_ms = 0;
+    if (grace_ms) {
+        loop_timer_start(session->gateway->loop, &session->grace, grace_ms, on_grace_over, session);
+        return;
+    }
     LIST_EACH (node, &session->calls) {
         call_break(LIST_OF(node, struct call, node), ERR_CANCELLED,
                    "the rollout ended before the answer was complete");
@@ -461,9 +487,8 @@ void gateway_session_close(struct gateway_session *session, uint32_t grace_ms,
     session->on_closed = on_closed;
     session->closed_context = context;
     /* Nobody is told anything from inside this call. */
-    bool idle = list_empty(&session->calls);
-    loop_timer_start(session->gateway->loop, &session->grace, idle ? 0 : grace_ms, on_grace_over,
-                     session);
+    session->grace_ms = grace_ms;
+    loop_timer_start(session->gateway->loop, &session->grace, 0, on_grace_over, session);
 }
 
 /* ---------------------------------------------------------------- the report */
@@ -497,6 +522,7 @@ void gateway_session_report(const struct gateway_session *session, struct json_w
     json_set_int(out, "broken", stats->broken);
     json_set_int(out, "refused", stats->refused);
     json_set_int(out, "retries", stats->retries);
+    json_set_int(out, "redelivered", stats->redelivered);
     json_key(out, "usage");
     trace_usage_write(&stats->usage, out);
     json_set_text(out, "cause", gateway_cause_name(stats->cause));

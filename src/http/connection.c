@@ -30,10 +30,19 @@ enum {
 
 /* --- the end --- */
 
+void http_conn_tell_fate(struct http_conn *conn, bool taken)
+{
+    void (*on_fate)(void *, bool) = conn->on_fate;
+    conn->on_fate = NULL;
+    if (on_fate)
+        on_fate(conn->fate_context, taken);
+}
+
 static void conn_free(void *argument)
 {
     struct http_conn *conn = argument;
     struct http_server *server = conn->server;
+    http_conn_tell_fate(conn, !conn->lost && !conn->broken && !conn->out.size);
     http_exchange_free(conn->exchange);
     buf_deinit(&conn->in);
     buf_deinit(&conn->out);
@@ -73,6 +82,7 @@ void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text
 {
     struct http_exchange *exchange = conn->exchange;
     bool pending = exchange && !exchange->ended;
+    conn->lost |= pending;
     http_conn_close(conn, pending || conn->out.size);
     if (!pending)
         return;
@@ -202,6 +212,7 @@ static void start_exchange(struct http_conn *conn, const struct http_head *head,
     conn->exchange = http_exchange_make(conn, head, bytes);
     conn->head_started = false;
     conn->read_due = 0;
+    http_conn_tell_fate(conn, true);
     options->on_request(options->context, conn->exchange);
 }
 
@@ -486,6 +497,11 @@ void http_conn_wake(struct http_conn *conn)
 static void at_eof(struct http_conn *conn)
 {
     conn->eof = true;
+    /* After the peer's end, what it did with bytes that came later shows only here. */
+    int code = 0;
+    socklen_t size = sizeof code;
+    if (conn->on_fate && getsockopt(conn->watch.fd, SOL_SOCKET, SO_ERROR, &code, &size) == 0)
+        conn->lost |= code != 0;
     if (conn->exchange && !conn->exchange->ended)
         http_conn_gone(conn, ERR_LOST, "the peer went away");
     else if (conn->lingering && conn->shut)
@@ -501,9 +517,10 @@ static void read_ready(struct http_conn *conn)
     }
     char *scratch = loop_scratch(conn->loop);
     ssize_t got = recv(conn->watch.fd, scratch, max, 0);
-    if (got < 0 && errno != EAGAIN && errno != EINTR)
+    if (got < 0 && errno != EAGAIN && errno != EINTR) {
+        conn->lost = true;
         http_conn_gone(conn, ERR_LOST, "the peer went away");
-    else if (got == 0)
+    } else if (got == 0)
         at_eof(conn);
     pump(conn, scratch, got > 0 ? (size_t)got : 0);
 }

@@ -386,6 +386,13 @@ void http_exchange_notify(struct http_exchange *exchange, size_t low,
         loop_defer(exchange->conn->loop, tell_late, exchange);
 }
 
+void http_exchange_fate(struct http_exchange *exchange, void (*on_fate)(void *context, bool taken),
+                        void *context)
+{
+    exchange->conn->on_fate = on_fate;
+    exchange->conn->fate_context = context;
+}
+
 /* --- errors of ours --- */
 
 size_t http_error_text(char *out, size_t size, int status, const char *why)

@@ -33,7 +33,7 @@ struct http_server_options {
     uint32_t body_idle_ms_max;  /* 0: 60 s without a body byte */
     uint32_t keepalive_ms_max;  /* 0: 75 s between requests */
     uint32_t write_idle_ms_max; /* 0: 300 s without progress towards a slow reader */
-    size_t queue_bytes_max;     /* 0: 256 MiB; a writer that ignores back-pressure is cut off here */
+    size_t queue_bytes_max;     /* 0: 256 MiB; a writer who ignores back-pressure is cut off */
     /* A request head is complete. The handler answers now or later; it must, exactly once. */
     void (*on_request)(void *context, struct http_exchange *exchange);
     void *context;
@@ -67,7 +67,8 @@ void *http_exchange_context(const struct http_exchange *exchange);
 struct loop *http_exchange_loop(const struct http_exchange *exchange);
 
 /* Bodies are good until the callback that brings them returns. After an error neither on_drain nor
- * on_gone comes any more. A body that is not asked for is not read; `bytes_max` 0: the server's limit.
+ * on_gone comes any more. A body that is not asked for is not read; `bytes_max` 0: the server's
+ * limit.
  *
  * The body, whole: on_body comes once, with err set when it was too large (the 413 is already sent)
  * or broken off (nothing can be answered); then the exchange is over for the caller. */
@@ -103,6 +104,11 @@ void http_exchange_reset(struct http_exchange *exchange);
 void http_exchange_notify(struct http_exchange *exchange, size_t low,
                           void (*on_drain)(void *context), void (*on_gone)(void *context),
                           void *context);
+/* To be asked for just before the answer's end. on_fate comes exactly once, later: `taken` when the
+ * peer asked again on this connection or closed it in order, false when the connection was reset or
+ * broke while bytes were on their way. */
+void http_exchange_fate(struct http_exchange *exchange, void (*on_fate)(void *context, bool taken),
+                        void *context);
 
 /* ---------------------------------------------------------------- client */
 struct http_client; /* pooled keep-alive connections of one loop */

@@ -44,6 +44,9 @@ struct http_conn {
     bool head_started; /* the first byte of a head is here */
     bool lingering;    /* the last answer is made; what still comes is thrown away */
     bool shut;         /* lingering, and our side is shut */
+    bool lost;         /* the peer reset the connection */
+    void (*on_fate)(void *context, bool taken); /* of the last answer; NULL: nobody asked */
+    void *fate_context;
 };
 
 enum body_mode { BODY_UNREAD, BODY_COLLECT, BODY_STREAM, BODY_DISCARD };
@@ -94,6 +97,7 @@ void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text
 void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count);
 void http_conn_wake(struct http_conn *conn);   /* pump when this tick is over */
 void http_conn_settle(struct http_conn *conn); /* what to watch for and until when */
+void http_conn_tell_fate(struct http_conn *conn, bool taken);
 bool http_conn_is_idle(const struct http_conn *conn);
 
 /* exchange.c */

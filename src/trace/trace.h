@@ -134,6 +134,7 @@ struct trace_answer {
     const int32_t *prompt_ids;
     size_t prompt_id_count;
     struct trace_tokens tokens; /* of the completion */
+    struct str tokens_note;     /* why they are not complete, where they should be; STR_NONE */
 };
 
 /* A piece of an answer while it is being made. */
@@ -165,10 +166,13 @@ struct trace_call {
     char id[ID_MAX];      /* "c-..." */
     char rollout[ID_MAX]; /* "r-..." */
     const char *dialect;
-    const char *mode; /* "black_box", "proxy", "gate", "script" */
-    uint32_t number;  /* from 1, within the rollout */
-    uint32_t attempt; /* upstream attempts made */
-    bool side;        /* not a turn of the conversation: a title, a summary, a probe */
+    const char *mode;    /* "black_box", "proxy", "gate", "script" */
+    uint32_t number;     /* from 1, within the rollout */
+    uint32_t attempt;    /* upstream attempts made */
+    uint32_t deliveries; /* connections that asked for it: 1, and one for each retry; 0: not said */
+    bool side;           /* not a turn of the conversation: a title, a summary, a probe */
+    bool has_policy;     /* the weights' version when the call was dispatched is known */
+    int64_t policy_version;
     enum trace_call_state state;
     uint64_t accepted_ms, first_byte_ms, done_ms;
     uint64_t request_bytes, answer_bytes;

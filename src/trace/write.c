@@ -219,6 +219,7 @@ void trace_answer_write(const struct trace_answer *answer, struct json_writer *o
         write_ids(answer->prompt_ids, answer->prompt_id_count, out);
     }
     set_tokens(&answer->tokens, out);
+    set_optional(out, "tokens_note", answer->tokens_note);
     json_end_object(out);
 }
 
@@ -233,6 +234,10 @@ void trace_call_write(const struct trace_call *call, struct json_writer *out)
     json_set_text(out, "state", trace_call_state_name(call->state));
     json_set_bool(out, "side", call->side);
     json_set_int(out, "attempts", call->attempt);
+    if (call->has_policy)
+        json_set_int(out, "policy_version", call->policy_version);
+    if (call->deliveries > 1)
+        json_set_int(out, "deliveries", call->deliveries);
     set_time(out, "accepted", call->accepted_ms);
     set_time(out, "first_byte", call->first_byte_ms);
     set_time(out, "done", call->done_ms);

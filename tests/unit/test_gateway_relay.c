@@ -241,7 +241,7 @@ TEST(an_agent_that_leaves_ends_the_upstream_call_and_is_recorded)
     struct world world = {.upstream_answer = answer_later};
     world_start(&world);
     world_model(&world);
-    world_open(&world, (struct gateway_session_options){0});
+    world_open(&world, (struct gateway_session_options){.retry_grace_ms = 1});
     struct reply reply;
     agent_ask(&world, &reply, ASK_STREAM);
     PUMP_UNTIL(&world, world.held);
@@ -275,7 +275,7 @@ TEST(a_truncated_stream_is_reset_towards_the_agent_never_closed_cleanly)
     struct world world = {.upstream_answer = answer_cut_stream};
     world_start(&world);
     world_model(&world);
-    world_open(&world, (struct gateway_session_options){0});
+    world_open(&world, (struct gateway_session_options){.retry_grace_ms = 1});
     OWN(buf) struct buf answer = {0};
     OWN(mem)
     char *request =
@@ -284,6 +284,7 @@ TEST(a_truncated_stream_is_reset_towards_the_agent_never_closed_cleanly)
     EXPECT_INT(raw_ask(&world, request, &answer), ECONNRESET);
     EXPECT(str_find(buf_str(&answer), STR("[DONE]")) < 0);
     EXPECT_INT(world.upstream_calls, 1);
+    PUMP_UNTIL(&world, world.done);
     OWN(buf) struct buf text = {0};
     states(&world, &text);
     EXPECT_TEXT(buf_text(&text), "1:broken:200 ");

@@ -1,0 +1,418 @@
+/* retry.c - one call stays one call, however often its agent has to ask.
+ *
+ *     connection dies ──► away ──► rejoined        the attempt goes on meanwhile, for a grace
+ *                           │  └──► given up       recorded as broken
+ *                           └──► parked            its answer is complete (or its attempt failed
+ *                                                  after words were sent): waits for the agent
+ *
+ * A session remembers its recent calls by a digest of dialect, path and body. A request that is
+ * marked as a retry, or whose first connection died, is no new call: it joins the attempt in
+ * flight, sets a parked one going again, or gets the recorded answer once more. A request that is
+ * neither (same body, not marked, first answer taken) is a new call and takes the old one's place.
+ *
+ * An answer is committed only when somebody is there to take it, so that the record holds what
+ * agents got and nothing else. While nobody is there a call holds no reservation; it has to be
+ * admitted again. What is remembered is bounded in number and bytes, and expires. */
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/inner.h"
+
+#define MEMORIES_MAX 16
+#define MEMORY_BYTES_MAX ((size_t)4 << 20)    /* all of a session's, but for the newest */
+#define MEMORY_LARGEST_MAX ((size_t)16 << 20) /* a larger answer is not remembered */
+#define MEMORY_MS_MAX (10ull * 60 * 1000)
+#define REMAKE_BYTES_MIN ((size_t)256 << 10)
+
+/* A remembered call. Two kinds of owner: the session's list, and connections whose fate is not
+ * known yet. */
+struct retry {
+    struct list node; /* in retries->order, oldest first */
+    uint32_t references;
+    struct retry_key key;
+    struct call *call; /* while it is in flight */
+    char call_id[ID_MAX];
+    bool stream, taken;
+    uint32_t deliveries;
+    uint64_t done_ms;
+    struct buf body; /* of its answer */
+};
+
+/* ---------------------------------------------------------------- what is remembered */
+
+static struct str key_bytes(const struct retry_key *key)
+{
+    return str_make(key, sizeof *key);
+}
+
+static void retry_unref(struct retry *retry)
+{
+    if (--retry->references)
+        return;
+    buf_deinit(&retry->body);
+    free(retry);
+}
+
+static void forget(struct retries *retries, struct retry *retry)
+{
+    if (map_get(&retries->by_key, key_bytes(&retry->key)) == retry)
+        (void)map_remove(&retries->by_key, key_bytes(&retry->key));
+    list_remove(&retry->node);
+    retries->count--;
+    retries->bytes -= retry->body.size;
+    if (retry->call)
+        retry->call->memory = NULL;
+    retry->call = NULL;
+    retry_unref(retry);
+}
+
+/* Calls in flight are bounded by the session's limit and stay. */
+static void make_room(struct gateway_session *session)
+{
+    struct retries *retries = &session->retries;
+    uint64_t now = loop_now_ms(session->gateway->loop);
+    LIST_EACH (node, &retries->order) {
+        struct retry *retry = LIST_OF(node, struct retry, node);
+        bool newest = node->next == &retries->order;
+        bool old = !retry->call && now - retry->done_ms > MEMORY_MS_MAX;
+        bool large = retry->body.size > MEMORY_LARGEST_MAX;
+        bool crowded = retries->bytes > MEMORY_BYTES_MAX || retries->count > MEMORIES_MAX;
+        if (!retry->call && (old || large || (crowded && !newest)))
+            forget(retries, retry);
+    }
+}
+
+void retries_init(struct retries *retries)
+{
+    list_init(&retries->order);
+}
+
+void retries_deinit(struct retries *retries)
+{
+    LIST_EACH (node, &retries->order) {
+        forget(retries, LIST_OF(node, struct retry, node));
+    }
+    map_deinit(&retries->by_key);
+}
+
+void retry_remember(struct call *call, const struct retry_key *key)
+{
+    struct retries *retries = &call->session->retries;
+    struct retry *before = map_get(&retries->by_key, key_bytes(key));
+    if (before && before->call)
+        return; /* a legitimate twin in flight: the first one is the one to join */
+    if (before)
+        forget(retries, before);
+    struct retry *retry = mem_zero(sizeof *retry);
+    retry->references = 1;
+    retry->key = *key;
+    retry->call = call;
+    retry->stream = call->request.stream;
+    memcpy(retry->call_id, call->record.id, sizeof retry->call_id);
+    call->memory = retry;
+    list_append(&retries->order, &retry->node);
+    (void)map_put(&retries->by_key, key_bytes(key), retry);
+    retries->count++;
+    make_room(call->session);
+}
+
+static void on_fate(void *context, bool taken)
+{
+    struct retry *retry = context;
+    retry->taken |= taken;
+    retry_unref(retry);
+}
+
+/* The whole answer goes to this connection; whether it is taken shows later. */
+static void follow(struct retry *retry, struct http_exchange *exchange)
+{
+    retry->references++;
+    http_exchange_fate(exchange, on_fate, retry);
+}
+
+/* Large streams are kept as the same answer in few events. */
+static void keep_stream(struct call *call, struct buf *out)
+{
+    if (call->sent.size + call->held.size < REMAKE_BYTES_MIN) {
+        buf_str_append(out, buf_str(&call->sent));
+        buf_str_append(out, buf_str(&call->held));
+        return;
+    }
+    call_stream_answer(call, out);
+}
+
+void retry_concluded(struct call *call, bool answered)
+{
+    struct gateway_session *session = call->session;
+    struct retry *retry = call->memory;
+    if (!retry)
+        return;
+    if (!answered) {
+        forget(&session->retries, retry);
+        return;
+    }
+    call->memory = NULL;
+    retry->call = NULL;
+    retry->deliveries = call->record.deliveries;
+    retry->done_ms = loop_now_ms(session->gateway->loop);
+    if (retry->stream)
+        keep_stream(call, &retry->body);
+    else
+        buf_str_append(&retry->body, buf_str(&call->held));
+    session->retries.bytes += retry->body.size;
+    if (call->exchange)
+        follow(retry, call->exchange);
+    LIST_EACH (node, &call->others) {
+        follow(retry, LIST_OF(node, struct call_other, node)->exchange);
+    }
+    list_remove(&retry->node); /* the newest by its end */
+    list_append(&session->retries.order, &retry->node);
+    make_room(session);
+}
+
+/* ---------------------------------------------------------------- more than one connection */
+
+void call_others_write(struct call *call, struct str bytes)
+{
+    LIST_EACH (node, &call->others) {
+        struct call_other *other = LIST_OF(node, struct call_other, node);
+        if (!other->begun)
+            exchange_begin_stream(other->exchange);
+        other->begun = true;
+        (void)http_respond_write(other->exchange, bytes);
+    }
+}
+
+static void other_free(struct call_other *other)
+{
+    list_remove(&other->node);
+    free(other);
+}
+
+void call_others_end(struct call *call, struct str held)
+{
+    if (call->request.stream)
+        call_others_write(call, held);
+    LIST_EACH (node, &call->others) {
+        struct call_other *other = LIST_OF(node, struct call_other, node);
+        if (call->request.stream)
+            http_respond_end(other->exchange);
+        else
+            http_respond_json(other->exchange, 200, held);
+        other_free(other);
+    }
+}
+
+void call_others_fail(struct call *call)
+{
+    LIST_EACH (node, &call->others) {
+        struct call_other *other = LIST_OF(node, struct call_other, node);
+        call_show_trouble(call, other->exchange, other->begun);
+        other_free(other);
+    }
+}
+
+static void on_other_gone(void *context)
+{
+    other_free(context);
+}
+
+/* The older connection still lives: it gets what the newer one gets. */
+static void set_aside(struct call *call)
+{
+    struct call_other *other = mem_zero(sizeof *other);
+    other->exchange = TAKE(call->exchange);
+    other->begun = call->begun;
+    http_exchange_notify(other->exchange, 1, NULL, on_other_gone, other);
+    list_append(&call->others, &other->node);
+}
+
+/* ---------------------------------------------------------------- nobody is there */
+
+static void give_up(struct call *call)
+{
+    call->given_up = true;
+    if (call->state != CALL_PARKED) {
+        call_break(call, ERR_LOST, "the agent went away before the answer was complete");
+        return;
+    }
+    if (call->trouble.kind == ERR_NONE)
+        err_set(&call->trouble, ERR_LOST, "the agent went away before the answer was complete");
+    call_enter(call);
+}
+
+static void on_away_too_long(struct loop_timer *timer)
+{
+    give_up(timer->context);
+}
+
+static void wait_for_agent(struct call *call)
+{
+    struct gateway_session *session = call->session;
+    loop_timer_stop(&call->pulse);
+    if (call->away.loop)
+        return;
+    loop_timer_start(session->gateway->loop, &call->away, session->retry_grace_ms, on_away_too_long,
+                     call);
+}
+
+bool retry_left(struct call *call)
+{
+    if (!list_empty(&call->others)) {
+        struct call_other *other = LIST_OF(call->others.prev, struct call_other, node);
+        call->exchange = other->exchange;
+        call->begun = other->begun;
+        other_free(other);
+        call_listen(call);
+        return true;
+    }
+    if (call->state == CALL_ENTRY || call->state == CALL_DONE)
+        return true;
+    if (!call->memory || call->session->closing || call->closing)
+        return false;
+    if (call->paused && call->upstream) {
+        call->paused = false;
+        upstream_resume(call->upstream);
+    }
+    wait_for_agent(call);
+    return true;
+}
+
+bool retry_park(struct call *call)
+{
+    bool failed = call->trouble.kind != ERR_NONE;
+    bool nobody = !call->exchange && list_empty(&call->others);
+    if (!call->memory || call->given_up || call->closing || call->session->closing ||
+        call->script_error || call->session->exhausted_cause == GATEWAY_STORE)
+        return false;
+    if (!nobody && !(failed && call->begun))
+        return false;
+    if (!nobody) {
+        call->record.http_status = 200;
+        call_others_fail(call);
+        if (call->exchange)
+            call_show_trouble(call, TAKE(call->exchange), true);
+    }
+    call->begun = false;
+    call->parked_answer = !failed;
+    call->state = CALL_PARKED;
+    session_unreserve(call->session, call);
+    wait_for_agent(call);
+    return true;
+}
+
+void retries_give_up(struct gateway_session *session)
+{
+    LIST_EACH (node, &session->calls) {
+        struct call *call = LIST_OF(node, struct call, node);
+        if (call->away.loop) {
+            loop_timer_stop(&call->away);
+            give_up(call);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- somebody comes again */
+
+static bool is_marked(struct http_exchange *exchange)
+{
+    long long count;
+    struct str text = str_trim(http_exchange_header(exchange, "x-stainless-retry-count"));
+    return str_to_long(text, &count) && count > 0;
+}
+
+static void digest(struct http_exchange *exchange, const struct dialect *dialect, struct str body,
+                   struct retry_key *key)
+{
+    const char *name = dialect_name(dialect);
+    struct str target = http_exchange_target(exchange);
+    XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    XXH3_128bits_update(&state, name, strlen(name) + 1);
+    XXH3_128bits_update(&state, target.data, target.size);
+    XXH3_128bits_update(&state, "", 1);
+    XXH3_128bits_update(&state, body.data, body.size);
+    XXH128_hash_t hash = XXH3_128bits_digest(&state);
+    *key = (struct retry_key){hash.high64, hash.low64};
+}
+
+static void deliver_again(struct gateway_session *session, struct retry *retry,
+                          struct http_exchange *exchange)
+{
+    retry->deliveries++;
+    session->stats.redelivered++;
+    atomic_fetch_add(&session->gateway->redelivered, 1);
+    LOG_INFO("gateway", retry->call_id, "its answer is given again (%u)", retry->deliveries);
+    call_note_delivery(session, retry->call_id, retry->deliveries);
+    follow(retry, exchange);
+    if (!retry->stream) {
+        http_respond_json(exchange, 200, buf_str(&retry->body));
+        return;
+    }
+    exchange_begin_stream(exchange);
+    (void)http_respond_write(exchange, buf_str(&retry->body));
+    http_respond_end(exchange);
+}
+
+static void join(struct call *call, struct http_exchange *exchange)
+{
+    struct gateway_session *session = call->session;
+    struct err err = {0};
+    int status = 400;
+    uint32_t retry_after_s = 0;
+    if (call->state == CALL_PARKED &&
+        session_admit(session, call, &status, &retry_after_s, &err) < 0) {
+        answer_error(exchange, call->dialect, status, NULL, str_of(err.text), retry_after_s);
+        return;
+    }
+    loop_timer_stop(&call->away);
+    session->stats.redelivered++;
+    atomic_fetch_add(&session->gateway->redelivered, 1);
+    LOG_INFO("gateway", call->record.id, "its agent is back");
+    if (call->exchange)
+        set_aside(call);
+    call->exchange = exchange;
+    call->begun = false;
+    call->record.deliveries++;
+    call_listen(call);
+    call->parked_answer = false;
+    bool failed = call->trouble.kind != ERR_NONE;
+    if (call->state != CALL_PARKED || !failed) {
+        if (call->request.stream)
+            call_send(call, buf_str(&call->sent));
+        if (call->state == CALL_PARKED)
+            call_enter(call);
+        return;
+    }
+    if (call->shown_status >= 400 && call->shown_status < 500 && call->shown_status != 429)
+        call_enter(call); /* it would be refused again */
+    else
+        call_again(call);
+}
+
+bool retry_answer(struct gateway_session *session, struct http_exchange *exchange,
+                  const struct dialect *dialect, struct str body, struct retry_key *key)
+{
+    digest(exchange, dialect, body, key);
+    make_room(session);
+    struct retry *retry = map_get(&session->retries.by_key, key_bytes(key));
+    if (!retry || session->closing || session->stats.redelivered >= session->limits.calls_max)
+        return false;
+    bool marked = is_marked(exchange);
+    struct call *call = retry->call;
+    if (call && (marked || call->away.loop || !call->exchange)) {
+        join(call, exchange);
+        return true;
+    }
+    if (call || (!marked && (retry->taken || retry->references > 1)))
+        return false;
+    deliver_again(session, retry, exchange);
+    return true;
+}
