@@ -97,9 +97,8 @@ static int tie_to_keeper(const struct child_start *start, struct err *err)
 
 static int own_session(const struct child_start *start, struct err *err)
 {
-    struct sigaction plain = {.sa_handler = SIG_DFL};
-    for (int i = 1; i < NSIG; i++)
-        (void)sigaction(i, &plain, NULL);
+    (void)signal(SIGPIPE, SIG_DFL); /* all that the keeper changes */
+    (void)signal(SIGHUP, SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
@@ -432,7 +431,8 @@ static int receive_plan(int setup, struct child_plan *plan, int *fds, size_t *fd
     do
         got = fd_receive(setup, plan, sizeof *plan, fds, fd_count);
     while (got < 0 && errno == EINTR);
-    return got == sizeof *plan ? 0 : -1;
+    size_t head = offsetof(struct child_plan, args);
+    return got >= (ssize_t)head && (size_t)got == head + plan->args_size ? 0 : -1;
 }
 
 /* Until the keeper has mapped our ids. */

@@ -21,8 +21,9 @@ struct child_tree {
     bool bind;
 };
 
-/* Sent to the child when its user ids are mapped; the lowers of all trees come along as descriptors
- * of detached mounts, topmost first, then the mount of the upper layer when that is on disk. */
+/* Sent to the child when its user ids are mapped, up to the end of `args` that is used; the lowers
+ * of all trees come along as descriptors of detached mounts, topmost first, then the mount of the
+ * upper layer when that is on disk. */
 struct child_plan {
     struct child_tree trees[1 + STAGE_TREES_MAX];
     uint32_t tree_count;

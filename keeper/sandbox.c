@@ -310,8 +310,9 @@ static int send_plan(struct keeper *keeper, struct sandbox *sandbox, struct err 
     }
     for (uint32_t i = 0; i < plan.tree_count; i++)
         sandbox->trees |= plan.trees[i].upper ? 1u << i : 0;
+    size_t size = offsetof(struct child_plan, args) + plan.args_size;
     if (result == 0 &&
-        fd_send(sandbox->setup, &plan, sizeof plan, lowers.fds, lowers.count) != sizeof plan)
+        fd_send(sandbox->setup, &plan, size, lowers.fds, lowers.count) != (ssize_t)size)
         result = err_errno(err, "sending the plan to the sandbox's first process");
     for (size_t i = 0; i < lowers.count; i++)
         fd_close(&lowers.fds[i]);

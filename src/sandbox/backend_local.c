@@ -1,10 +1,9 @@
 /* backend_local.c - sandboxes on this machine, made by the keeper; this is the client half.
  *
  * Requests go out as packets and wait in `pending` for the answer with their number; many can be on
- * the way. When the keeper goes away, everything pending ends with ERR_LOST and the next request
- * starts a new keeper; its sandboxes died with it. One exception: a connection that was closed
- * before its first answer met a keeper on its way out, so the requests are sent again to the next
- * one. */
+ * the way. When the keeper goes away its sandboxes die with it: everything pending ends with
+ * ERR_LOST, but requests to destroy go to the next keeper, which sweeps. A connection that was
+ * closed before its first answer met a keeper on its way out; then all is sent again. */
 #include "sandbox/backend.h"
 
 #include <errno.h>
@@ -134,13 +133,23 @@ static void disconnect(struct local *local)
     fd_close(&local->fd);
 }
 
-static void fail_all(struct local *local, const struct err *err)
+enum keep { KEEP_NONE, KEEP_DESTROYS, KEEP_ALL };
+
+/* Ends what waits with that error, except what is to be asked again. */
+static void fail_some(struct local *local, enum keep keep, const struct err *err)
 {
     struct list failed;
     list_init(&failed);
     LIST_EACH (at, &local->pending) {
-        list_remove(at);
-        list_append(&failed, at);
+        struct pending *pending = LIST_OF(at, struct pending, node);
+        pending->sent = false;
+        if (pending->ask == ASK_HELLO) {
+            local->pending_count--;
+            pending_free(pending);
+        } else if (keep == KEEP_NONE || (keep == KEEP_DESTROYS && pending->ask != ASK_DESTROY)) {
+            list_remove(at);
+            list_append(&failed, at);
+        }
     }
     while (!list_empty(&failed)) {
         struct pending *pending = LIST_OF(failed.next, struct pending, node);
@@ -214,24 +223,19 @@ static void lost(struct local *local)
         return;
     }
     struct err err = {0};
-    if (!local->answered && !list_empty(&local->pending) && ++local->attempts < ATTEMPTS_MAX) {
-        LIST_EACH (at, &local->pending) {
-            struct pending *pending = LIST_OF(at, struct pending, node);
-            pending->sent = false;
-            if (pending->ask == ASK_HELLO) {
-                local->pending_count--;
-                pending_free(pending);
-            }
-        }
-        if (connect_now(local, &err) == 0) {
-            flush(local);
-            return;
-        }
-    }
-    if (!err.kind)
-        err_set(&err, ERR_LOST, "the keeper went away (see keeper.log in '%s')",
-                local->places.home);
-    fail_all(local, &err);
+    err_set(&err, ERR_LOST, "the keeper went away (see keeper.log in '%s')", local->places.home);
+    /* Met a keeper on its way out: all is sent again. Else its sandboxes died with it, and only
+     * what asks for their end goes to the next one, which sweeps up what is left of them. */
+    bool all = !local->answered;
+    bool again = ++local->attempts < ATTEMPTS_MAX;
+    fail_some(local, again ? (all ? KEEP_ALL : KEEP_DESTROYS) : KEEP_NONE, &err);
+    if (local->freed || list_empty(&local->pending))
+        return;
+    err = (struct err){0};
+    if (connect_now(local, &err) < 0)
+        fail_some(local, KEEP_NONE, &err);
+    else
+        flush(local);
 }
 
 static void lost_later(void *argument)
@@ -435,7 +439,7 @@ static void local_stop(struct backend *backend, void (*on_stopped)(void *context
     local->stop_context = context;
     struct err err = {0};
     err_set(&err, ERR_CANCELLED, "the local backend is being stopped");
-    fail_all(local, &err);
+    fail_some(local, KEEP_NONE, &err);
     if (!local->private || local->fd < 0 || shutdown(local->fd, SHUT_WR) < 0) {
         finish_stop(local);
         return;

@@ -244,8 +244,13 @@ static int put_entry(struct unpacking *unpacking, struct archive_entry *entry, c
 {
     const char *name;
     OWN(fd) int parent = open_parent(unpacking->root, path, &name);
-    if (parent < 0)
-        return err_errno(err, "the folder of '%s'", path);
+    if (parent < 0) { /* a link to nowhere, or a file on the way: the archive's mistake */
+        bool its_fault = errno == ENOTDIR || errno == ELOOP || errno == ENOENT;
+        err_errno(err, "the folder of '%s'", path);
+        if (err && its_fault)
+            err->kind = ERR_INPUT;
+        return -1;
+    }
     const char *hard = archive_entry_hardlink(entry);
     if (hard)
         return put_hard_link(unpacking, parent, name, hard, err);
