@@ -2,7 +2,8 @@
  *
  *     check (exit 0: all there) -> put each file -> each command, tried again with a growing pause
  *
- * Files belong to root inside, so that the agent cannot change what it is made of. */
+ * Files belong to root inside, so that the agent cannot change what it is made of; where a sandbox
+ * has but one user (made by an ordinary user of the host) they belong to that one. */
 #include "agent/agent.h"
 
 #include <stdlib.h>
@@ -23,6 +24,7 @@ struct agent_install {
     enum install_step step;
     size_t at;
     uint32_t tries;
+    bool one_user; /* there is no root inside */
     uint64_t deadline_ms;
     struct loop_timer timer; /* the pause before another try; also the first, deferred step */
     struct err err;
@@ -65,7 +67,13 @@ static void on_checked(void *context, const struct sandbox_outcome *outcome)
 static void on_put(void *context, const struct err *err)
 {
     struct agent_install *install = context;
-    if (err && err->kind != ERR_NONE) {
+    bool bad = err && err->kind != ERR_NONE;
+    if (bad && !install->one_user && err->kind != ERR_LOST) {
+        install->one_user = true;
+        step(install);
+        return;
+    }
+    if (bad) {
         install->err = *err;
         err_wrap(&install->err, "putting '%s' into the sandbox",
                  install->spec->files[install->at].to);
@@ -118,8 +126,8 @@ static void step(struct agent_install *install)
     case INSTALL_FILES:
         if (install->at < spec->file_count) {
             struct agent_file *file = &spec->files[install->at];
-            sandbox_put(install->sandbox, file->to, buf_str(&file->content), file->mode, "root",
-                        on_put, install);
+            sandbox_put(install->sandbox, file->to, buf_str(&file->content), file->mode,
+                        install->one_user ? NULL : "root", on_put, install);
             return;
         }
         install->at = 0;

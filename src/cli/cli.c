@@ -138,8 +138,11 @@ int cli_main(int argc, char **argv)
         return run_help(&cli, command->name);
     cli.command = command;
     config_init(&cli.config);
-    int code;
-    if (!command->raw && config_load(&cli.config, &cli.argc, cli.argv, environ, &cli.err) < 0) {
+    int code,
+        words = argc - 1; /* the command's name stands where config_load() expects the program's */
+    int loaded = command->raw ? 0 : config_load(&cli.config, &words, argv + 1, environ, &cli.err);
+    cli.argc = words - 1;
+    if (loaded < 0) {
         code = cli_fail(&cli);
     } else {
         set_up_log(&cli);

@@ -43,15 +43,18 @@ struct sandbox_spec life_shape(const struct life *life)
     struct sandbox_spec spec = {
         .backend = plan->backend,
         .root = plan->root,
-        .memory_bytes_max = plan->memory_bytes_max,
-        .disk_bytes_max = plan->disk_bytes_max,
-        .pids_max = plan->pids_max,
-        .cpu_millis = plan->cpu_millis,
         .isolation = (enum sandbox_isolation)plan->isolation,
         .root_user = life->as_root,
         .label = plan->id,
         .life_ms_max = life_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)life_ms,
     };
+    /* Who asks for "no-limits" by name gets none, whatever the task says. */
+    if (plan->isolation == SANDBOX_ISOLATION_NO_LIMITS)
+        return spec;
+    spec.memory_bytes_max = plan->memory_bytes_max;
+    spec.disk_bytes_max = plan->disk_bytes_max;
+    spec.pids_max = plan->pids_max;
+    spec.cpu_millis = plan->cpu_millis;
     if (!(life->capabilities & SANDBOX_CAN_LIMITS))
         return spec;
     const struct sandbox_spec *fallback = &plan->fallback;
