@@ -161,6 +161,28 @@ def test_a_terminal_is_a_terminal(postern):
     terminal.close()
 
 
+def test_a_shell_to_look_around(postern):
+    terminal = lib.Terminal([lib.PROGRAM, "shell", *postern.flags], env=postern.environment({"TERM": "xterm"}))
+    terminal.type(b"echo look-$((40+2)); exit 5\n")
+    terminal.read_until(b"look-42")
+    assert terminal.wait() == 5
+    terminal.close()
+    done = postern("shell", stdin=b"echo x\n")
+    assert done.code == lib.EXIT_INPUT, done
+    lib.one_sentence(done, "terminal")
+
+
+@pytest.mark.parametrize("flags", [[], ["--as-root"]], ids=["user", "root"])
+@pytest.mark.parametrize("blow", ["kill -9 $PPID", "kill -STOP $PPID", "kill -9 1", "kill -STOP 1", "kill -9 -1",
+                                  "kill -STOP -1"])
+def test_blows_against_what_watches_the_command_do_not_help_it(postern, flags, blow):
+    """Whatever it hits, the command ends and nothing of it is left."""
+    mark = f"89898.{os.getpid()}"
+    done = postern.sh(f"sleep {mark} & {blow}; sleep {mark}", flags=[*flags, "--timeout", "1s"])
+    assert done.code != 0, done
+    until(lambda: not lib.processes(mark), what="the command to go")
+
+
 def test_processes_left_behind_are_gone_when_the_command_ends(postern):
     mark = f"98765.{os.getpid()}1"
     done = postern.sh(f"(setsid sleep {mark} &) ; sleep {mark} & exit 3")

@@ -70,6 +70,13 @@ def test_files_in_memory_end_at_a_limit(postern, neighbour, place):
           > int(available.out) - 600_000, what="the memory to come back")
 
 
+def test_files_without_content_end_at_a_limit(postern, neighbour):
+    needs_limits(postern)
+    done = postern.probe("inodes", "/tmp", "20000000", flags=["--memory", "64M"])
+    assert done.code in (REFUSED, EXIT_OOM), done
+    neighbour.ask()
+
+
 def test_processes_end_at_the_limit(postern, neighbour):
     needs_limits(postern)
     done = postern.probe("fork-many", "2000", flags=["--pids", "64"])
@@ -103,7 +110,7 @@ def test_ten_gigabytes_of_output_leave_memory_flat(postern, neighbour):
         peak = 0
         while process.poll() is None:
             try:
-                ours = [process.pid, *lib.children(process.pid)]
+                ours = {process.pid, *lib.children(process.pid), *lib.keepers(postern.home)}
                 peak = max([peak, *(lib.status_of(pid, "VmHWM") for pid in ours)])
             except OSError:
                 pass
