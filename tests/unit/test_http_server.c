@@ -634,6 +634,45 @@ TEST(after_the_answer_nobody_is_told_of_a_client_that_left)
     close_world();
 }
 
+static int taken, not_taken;
+
+static void on_fate(void *context, bool was_taken)
+{
+    (void)context;
+    taken += was_taken;
+    not_taken += !was_taken;
+}
+
+TEST(the_fate_of_an_answer_is_told_once_taken_or_not)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    for (int round = 0; round < 3; round++) {
+        held = NULL;
+        say(peer, STR(GET("/hold")));
+        WAIT(held);
+        EXPECT_INT(taken, round); /* asking again is taking */
+        http_exchange_fate(held, on_fate, NULL);
+        http_respond(held, 200, NULL, 0, STR("answer"));
+        EXPECT_INT(taken, round);
+        buf_clear(&in);
+        EXPECT(hear_until(peer, &in, "answer"));
+    }
+    close(peer); /* in order */
+    WAIT(taken == 3);
+    peer = tcp_peer();
+    held = NULL;
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_exchange_fate(held, on_fate, NULL);
+    http_respond(held, 200, NULL, 0, STR("answer"));
+    close(peer); /* with the answer unread: a reset */
+    WAIT(not_taken == 1);
+    EXPECT_INT(taken, 3);
+    close_world();
+}
+
 TEST(a_handler_that_cannot_be_told_may_still_answer_into_the_void)
 {
     open_world((struct http_server_options){0});
