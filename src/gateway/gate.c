@@ -87,8 +87,9 @@ struct gate {
     struct list waiting, takers;
     size_t taker_count;
     atomic_size_t held; /* counted from any lane */
-    int64_t policy;
-    bool paused, serving, closed;
+    _Atomic int64_t policy;
+    atomic_bool paused;
+    bool serving, closed;
     struct gate_counts counts;
 };
 
@@ -712,6 +713,21 @@ void gate_stream_lost(struct gate_stream *stream)
             requeue(work);
         }
     }
+    free(stream);
+}
+
+void gate_stream_refuse(struct gate_stream *stream)
+{
+    struct gate_work *work = stream->work;
+    if (!work || stream->sent) {
+        gate_stream_lost(stream);
+        return;
+    }
+    leave_state(work);
+    work->state = LEASED;
+    work->gate->counts.leased++;
+    work->stream = NULL;
+    set_timer(work); /* the lease as it was: it may be over by now */
     free(stream);
 }
 

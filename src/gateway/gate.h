@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/id.h"
 #include "base/str.h"
@@ -114,11 +115,32 @@ size_t gate_stream_write(struct gate_stream *stream, struct str bytes);
 void gate_stream_end(struct gate_stream *stream);  /* complete */
 void gate_stream_lost(struct gate_stream *stream); /* the trainer's connection died */
 
+/* The trainer sent nonsense. When nothing went to the lane yet the call is leased as before, else
+ * it is as lost. */
+void gate_stream_refuse(struct gate_stream *stream);
+
+/* What a trainer sends, in any accepted spelling (docs/http-api.md), as one chat completion, which
+ * is what gate_answer() takes. ERR_INPUT names the field. Pure; any thread. */
+int gate_read_answer(struct str body, struct buf *out, struct err *err);
+/* A piece of a streamed answer as one event of a chat completions stream, which is what
+ * gate_stream_write() takes. *finished becomes true when it holds the finish reason. */
+int gate_read_chunk(struct str chunk, struct buf *out, bool *finished, struct err *err);
+/* Pieces as they come over a wire: a JSON object per line, or server-sent events. A zeroed struct
+ * is ready. `end`: nothing follows; without a finish reason that is an error. */
+#define GATE_LINE_BYTES_MAX (16u << 20)
+struct gate_lines {
+    struct buf line, data;
+    bool finished;
+};
+int gate_lines_feed(struct gate_lines *lines, struct str bytes, bool end, struct buf *out,
+                    struct err *err);
+void gate_lines_deinit(struct gate_lines *lines);
+
 /* ---------------------------------------------------------------- policy, pause, people */
-void gate_pause(struct gate *gate, bool paused); /* held calls stay held; takes wait */
-bool gate_paused(const struct gate *gate);
+void gate_pause(struct gate *gate, bool paused);          /* held calls stay held; takes wait */
+bool gate_paused(const struct gate *gate);                /* any thread */
 void gate_set_policy(struct gate *gate, int64_t version); /* stamped at take */
-int64_t gate_policy(const struct gate *gate);
+int64_t gate_policy(const struct gate *gate);             /* any thread */
 struct gate_counts {
     uint64_t held, leased, streaming;                               /* now */
     uint64_t taken, answered, failed, redelivered, withdrawn, late; /* ever */

@@ -124,13 +124,17 @@ struct model *model_open(const char *spec, const struct model_options *options, 
         result = model->script ? 0 : -1;
         if (model->script)
             model->name = mem_dup(script_name(model->script));
+    } else if (str_starts(str_of(spec), STR("gate:"))) {
+        model->name = mem_dup(spec[5] ? spec + 5 : "policy");
+        result = 0;
     } else if (str_starts(str_of(spec), STR("http://")) ||
                str_starts(str_of(spec), STR("https://")) ||
                str_starts(str_of(spec), STR("unix:"))) {
         result = read_url(model, err) < 0 ? -1 : read_key(model, options, err);
     } else {
-        result = err_set(err, ERR_INPUT,
-                         "model '%s' is neither http://..., https://... nor script:FILE", spec);
+        result =
+            err_set(err, ERR_INPUT,
+                    "model '%s' is none of http://..., https://..., script:FILE, gate:NAME", spec);
     }
     if (result == 0)
         return model;

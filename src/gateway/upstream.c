@@ -1,4 +1,4 @@
-/* upstream.c - one attempt to get an answer: over HTTP, or played from a script.
+/* upstream.c - one attempt to get an answer: over HTTP, played from a script, or from the trainer.
  *
  * Towards a model server goes: the body, our key, and of the agent's headers only those that mean
  * something to a model server and hold no secret. The agent's own credentials, cookies and
@@ -20,6 +20,7 @@ struct upstream {
     struct loop *loop;
     struct http_call *call;
     struct play *play;
+    struct hold *hold;
     bool closed, done;
     struct err trouble; /* found in the head: reported instead of the end */
 };
@@ -126,7 +127,9 @@ struct upstream *upstream_start(struct gateway *gateway, struct model *model,
     upstream->loop = gateway->loop;
     upstream->handlers = *handlers;
     upstream->context = context;
-    if (model->script)
+    if (request->hold)
+        upstream->hold = hold_start(gateway->loop, request, &played, upstream);
+    else if (model->script)
         upstream->play = play_start(gateway->loop, model->script, request, &played, upstream);
     else
         start_http(upstream, gateway, model, request);
@@ -135,7 +138,9 @@ struct upstream *upstream_start(struct gateway *gateway, struct model *model,
 
 void upstream_pause(struct upstream *upstream)
 {
-    if (upstream->play)
+    if (upstream->hold)
+        hold_pause(upstream->hold);
+    else if (upstream->play)
         play_pause(upstream->play);
     else if (!upstream->done)
         http_call_pause(upstream->call);
@@ -143,7 +148,9 @@ void upstream_pause(struct upstream *upstream)
 
 void upstream_resume(struct upstream *upstream)
 {
-    if (upstream->play)
+    if (upstream->hold)
+        hold_resume(upstream->hold);
+    else if (upstream->play)
         play_resume(upstream->play);
     else if (!upstream->done)
         http_call_resume(upstream->call);
@@ -159,7 +166,9 @@ void upstream_close(struct upstream *upstream)
     if (!upstream || upstream->closed)
         return;
     upstream->closed = true;
-    if (upstream->play)
+    if (upstream->hold)
+        hold_close(upstream->hold);
+    else if (upstream->play)
         play_close(upstream->play);
     else if (!upstream->done)
         http_call_close(upstream->call);

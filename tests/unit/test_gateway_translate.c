@@ -1,50 +1,9 @@
 /* Agents of every dialect against a model server that speaks only chat completions, and against a
  * script. */
 #include "test_gateway.h"
+#include "test_gateway_spoken.h"
 
 static const struct http_header sse_type[] = {{{"content-type", 12}, {"text/event-stream", 17}}};
-
-/* One question, as each dialect asks it; with a tool, so that answers may call it. */
-static const struct spoken {
-    const char *dialect, *path, *stream_path, *body, *stream_body;
-    const char *finish;  /* in the end of a streamed answer with tool calls */
-    const char *no_text; /* an error in this dialect has it */
-} spoken[] = {
-    {"chat", "/v1/chat/completions", "/v1/chat/completions",
-     "{\"model\":\"any\",\"messages\":[{\"role\":\"system\",\"content\":\"be brief\"},"
-     "{\"role\":\"user\",\"content\":\"hello\"}],\"tools\":[{\"type\":\"function\",\"function\":"
-     "{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}}]}",
-     "{\"model\":\"any\",\"stream\":true,\"messages\":[{\"role\":\"system\",\"content\":"
-     "\"be brief\"},{\"role\":\"user\",\"content\":\"hello\"}],\"tools\":[{\"type\":\"function\","
-     "\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}}]}",
-     "\"finish_reason\":\"tool_calls\"", "\"error\""},
-    {"messages", "/v1/messages", "/v1/messages",
-     "{\"model\":\"any\",\"max_tokens\":99,\"system\":\"be brief\",\"messages\":[{\"role\":"
-     "\"user\",\"content\":\"hello\"}],\"tools\":[{\"name\":\"look\",\"input_schema\":"
-     "{\"type\":\"object\"}}]}",
-     "{\"model\":\"any\",\"max_tokens\":99,\"stream\":true,\"system\":\"be brief\",\"messages\":"
-     "[{\"role\":\"user\",\"content\":\"hello\"}],\"tools\":[{\"name\":\"look\","
-     "\"input_schema\":{\"type\":\"object\"}}]}",
-     "\"stop_reason\":\"tool_use\"", "\"type\":\"error\""},
-    {"responses", "/v1/responses", "/v1/responses",
-     "{\"model\":\"any\",\"instructions\":\"be brief\",\"input\":\"hello\",\"tools\":[{\"type\":"
-     "\"function\",\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}]}",
-     "{\"model\":\"any\",\"stream\":true,\"instructions\":\"be brief\",\"input\":\"hello\","
-     "\"tools\":[{\"type\":\"function\",\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}]}",
-     "event: response.completed", "\"error\""},
-    {"google", "/v1beta/models/any:generateContent", "/v1beta/models/any:streamGenerateContent",
-     "{\"systemInstruction\":{\"parts\":[{\"text\":\"be brief\"}]},\"contents\":[{\"role\":"
-     "\"user\",\"parts\":[{\"text\":\"hello\"}]}],\"tools\":[{\"functionDeclarations\":[{\"name\":"
-     "\"look\",\"parameters\":{\"type\":\"object\"}}]}]}",
-     "{\"systemInstruction\":{\"parts\":[{\"text\":\"be brief\"}]},\"contents\":[{\"role\":"
-     "\"user\",\"parts\":[{\"text\":\"hello\"}]}],\"tools\":[{\"functionDeclarations\":[{\"name\":"
-     "\"look\",\"parameters\":{\"type\":\"object\"}}]}]}",
-     "\"finishReason\":\"STOP\"", "\"error\""},
-    {"completions", "/v1/completions", "/v1/completions",
-     "{\"model\":\"any\",\"prompt\":\"hello\"}",
-     "{\"model\":\"any\",\"stream\":true,\"prompt\":\"hello\"}", "\"finish_reason\":\"",
-     "\"error\""},
-};
 
 #define TOOLS_ANSWER                                                                               \
     "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"m\","         \

@@ -1,0 +1,162 @@
+/* hold_object.c - a held call as the trainer sees it: the canonical object of design.md, section 5.
+ *
+ * Between holding and taking, a call costs its body and little more: the body is shared with the
+ * lane, and is read and put into chat completions' form only when somebody takes the call, on the
+ * gate's loop. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "gateway/inner.h"
+
+#define DEPTH_MAX 64
+#define NODES_MAX (4u << 20)
+#define ARENA_BYTES_MAX ((size_t)512 << 20)
+
+struct body *body_new(struct str bytes)
+{
+    struct body *body = mem_zero(sizeof *body);
+    atomic_init(&body->references, 1);
+    buf_str_append(&body->bytes, bytes);
+    return body;
+}
+
+struct body *body_ref(struct body *body)
+{
+    atomic_fetch_add(&body->references, 1);
+    return body;
+}
+
+void body_unref(struct body *body)
+{
+    if (!body || atomic_fetch_sub(&body->references, 1) != 1)
+        return;
+    buf_deinit(&body->bytes);
+    free(body);
+}
+
+struct object {
+    struct body *body;
+    const struct dialect *dialect;
+    char *model; /* the path may name it */
+    bool stream;
+};
+
+void *hold_object_new(struct body *body, const struct dialect *dialect,
+                      const struct trace_request *request)
+{
+    struct object *object = mem_zero(sizeof *object);
+    object->body = body_ref(body);
+    object->dialect = dialect;
+    object->model = str_dup(request->model);
+    object->stream = request->stream;
+    return object;
+}
+
+void hold_object_free(void *payload)
+{
+    struct object *object = payload;
+    body_unref(object->body);
+    free(object->model);
+    free(object);
+}
+
+/* ---------------------------------------------------------------- writing */
+
+/* `developer` is a word of one vendor; every chat template knows `system`. */
+static void write_messages(struct json messages, struct json_writer *out)
+{
+    static const struct json_edit system_role = {"role", {"\"system\"", 8}};
+    json_key(out, "messages");
+    json_begin_array(out);
+    JSON_EACH (item, messages) {
+        if (!json_is(json_get(item.value, "role"), "developer")) {
+            json_put_raw(out, json_raw(item.value));
+            continue;
+        }
+        OWN(buf) struct buf edited = {0};
+        json_splice(item.value, &system_role, 1, &edited);
+        json_put_raw(out, buf_str(&edited));
+    }
+    json_end_array(out);
+}
+
+static void write_sampling(struct json chat, struct json_writer *out)
+{
+    static const char *const names[] = {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "presence_penalty",
+        "logit_bias",
+        "frequency_penalty",
+        "response_format",
+        "tool_choice",
+        "repetition_penalty",
+        "reasoning_effort",
+        "logprobs",
+        "parallel_tool_calls",
+    };
+    json_key(out, "sampling");
+    json_begin_object(out);
+    for (size_t i = 0; i < COUNT(names); i++) {
+        struct json value = json_get(chat, names[i]);
+        if (json_exists(value))
+            json_set_raw(out, names[i], json_raw(value));
+    }
+    struct json max = json_get(chat, "max_completion_tokens");
+    if (!json_exists(max))
+        max = json_get(chat, "max_tokens");
+    if (json_exists(max))
+        json_set_raw(out, "max_tokens", json_raw(max));
+    json_end_object(out);
+}
+
+static void write_chat(struct json chat, struct json_writer *out)
+{
+    write_messages(json_get(chat, "messages"), out);
+    struct json tools = json_get(chat, "tools");
+    json_set_raw(out, "tools", json_type(tools) == JSON_ARRAY ? json_raw(tools) : STR("[]"));
+    write_sampling(chat, out);
+}
+
+/* An agent of another dialect: the same request, as chat completions would put it. */
+static void write_translated(const struct object *object, struct json body, struct json_writer *out)
+{
+    OWN(arena) struct arena arena = {.bytes_max = ARENA_BYTES_MAX};
+    OWN(buf) struct buf chat = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct trace_request request;
+    struct dialect_route route = {DIALECT_ROUTE_CALL, object->dialect, str_of(object->model),
+                                  object->stream};
+    struct dialect_override nothing = {0};
+    if (dialect_read_request(&route, body, &arena, &request, NULL) < 0)
+        return; /* it was read before it was held */
+    (void)dialect_write_request(&dialect_chat, &request, &nothing, &chat);
+    if (json_read(&doc, buf_str(&chat), NULL, NULL) == 0)
+        write_chat(json_root(&doc), out);
+}
+
+void hold_object_write(void *payload, struct json_writer *out)
+{
+    const struct object *object = payload;
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
+    json_set_text(out, "dialect", dialect_name(object->dialect));
+    json_set_text(out, "model", object->model);
+    json_set_bool(out, "stream", object->stream);
+    if (json_read(&doc, buf_str(&object->body->bytes), &limits, NULL) < 0)
+        return;
+    struct json body = json_root(&doc);
+    if (object->dialect == &dialect_chat)
+        write_chat(body, out);
+    else
+        write_translated(object, body, out);
+    struct json prompt = json_get(body, "prompt_token_ids");
+    if (json_type(prompt) == JSON_ARRAY)
+        json_set_raw(out, "prompt_token_ids", json_raw(prompt));
+    json_set_raw(out, "raw", json_raw(body));
+}

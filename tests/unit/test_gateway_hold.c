@@ -1,0 +1,465 @@
+/* Held calls from the agent's side: every dialect, whole and streamed, as a trainer answers them.
+ */
+#include "test_gateway.h"
+#include "test_gateway_spoken.h"
+
+#include "gateway/gate.h"
+
+#define CHUNK(delta) "{\"choices\":[{\"index\":0,\"delta\":{" delta "}}]}\n"
+
+struct trainer {
+    struct world *world;
+    struct gate *gate;
+    bool came;
+    size_t count;
+    char call_id[64], lease[32];
+    struct buf object; /* of the last call taken */
+    bool drained, gone;
+};
+
+static void gate_world(struct trainer *trainer, struct world *world,
+                       struct gateway_session_options options)
+{
+    struct err err = {0};
+    world_start(world);
+    gateway_free(world->gateway);
+    trainer->world = world;
+    trainer->gate = gate_new(world->loop, NULL);
+    struct gateway_options gateway = {.store = world->store, .gate = trainer->gate};
+    world->gateway = gateway_new(world->loop, &gateway, &err);
+    world->model = model_open("gate:", NULL, &err);
+    EXPECT(world->model);
+    options.mode = "gate";
+    options.group_id = "g-1";
+    options.retry_grace_ms = 1;
+    world_open(world, options);
+}
+
+static void gate_world_end(struct trainer *trainer)
+{
+    struct world *world = trainer->world;
+    world_close_session(world, 0);
+    for (int i = 0; i < 3; i++)
+        loop_once(world->loop, 0);
+    struct gate_counts counts;
+    gate_counts(trainer->gate, &counts);
+    EXPECT_INT(counts.held + counts.leased + counts.streaming, 0);
+    gate_free(trainer->gate);
+    world_end(world);
+    buf_deinit(&trainer->object);
+}
+
+static void on_calls(void *context, struct gate_work *const *calls, size_t count)
+{
+    struct trainer *trainer = context;
+    trainer->came = true;
+    trainer->count = count;
+    for (size_t i = 0; i < count; i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        buf_clear(&trainer->object);
+        struct json_writer out = {.out = &trainer->object};
+        gate_work_write(calls[i], &out);
+        EXPECT_INT(json_read(&doc, buf_str(&trainer->object), NULL, NULL), 0);
+        struct str lease = json_str(json_get(json_root(&doc), "lease"), &arena);
+        snprintf(trainer->call_id, sizeof trainer->call_id, "%s", gate_work_call_id(calls[i]));
+        snprintf(trainer->lease, sizeof trainer->lease, "%.*s", STR_ARGS(lease));
+    }
+}
+
+static void take(struct trainer *trainer)
+{
+    trainer->came = false;
+    struct gate_take take = {.max = 1, .wait_ms = 60000};
+    EXPECT(gate_take(trainer->gate, &take, on_calls, trainer, NULL));
+    PUMP_UNTIL(trainer->world, trainer->came);
+    EXPECT_INT(trainer->count, 1);
+}
+
+static int give(struct trainer *trainer, const char *answer, struct err *err)
+{
+    OWN(buf) struct buf body = {0};
+    if (gate_read_answer(str_of(answer), &body, err) < 0)
+        return -1;
+    return gate_answer(trainer->gate, trainer->call_id, trainer->lease, buf_str(&body), err);
+}
+
+static void on_drain(void *context)
+{
+    ((struct trainer *)context)->drained = true;
+}
+
+static void on_stream_gone(void *context)
+{
+    ((struct trainer *)context)->gone = true;
+}
+
+static struct gate_stream *open_stream(struct trainer *trainer)
+{
+    return gate_stream_open(trainer->gate, trainer->call_id, trainer->lease, on_drain,
+                            on_stream_gone, trainer, NULL);
+}
+
+static size_t feed(struct gate_stream *stream, struct gate_lines *lines, const char *text, bool end)
+{
+    OWN(buf) struct buf events = {0};
+    struct err err = {0};
+    if (gate_lines_feed(lines, str_of(text), end, &events, &err) < 0) {
+        fprintf(stderr, "%s\n", err.text);
+        abort();
+    }
+    return events.size ? gate_stream_write(stream, buf_str(&events)) : 0;
+}
+
+static void last_record(struct world *world, struct json_doc *doc, struct buf *text)
+{
+    buf_clear(text);
+    EXPECT_INT(file_read(world->calls_path, 64 << 20, text, NULL), 0);
+    struct str lines = str_trim(buf_str(text));
+    long at;
+    while ((at = str_find_byte(lines, '\n')) >= 0)
+        lines = str_from(lines, (size_t)at + 1);
+    EXPECT_INT(json_read(doc, lines, NULL, NULL), 0);
+}
+
+/* Whatever the agent spoke, the trainer sees the same question and answers in the same words. */
+TEST(the_trainer_sees_one_form_and_the_agent_its_own)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    gate_set_policy(trainer.gate, 7);
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].path, str_of(spoken[i].body));
+        take(&trainer);
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+        struct json object = json_root(&doc), messages = json_get(object, "messages");
+        bool completions = strcmp(spoken[i].dialect, "completions") == 0;
+        EXPECT(json_is(json_get(object, "dialect"), spoken[i].dialect));
+        EXPECT(json_is(json_get(object, "rollout_id"), "r-test"));
+        EXPECT(json_is(json_get(object, "group_id"), "g-1"));
+        EXPECT(json_is(json_get(object, "model"), "any"));
+        EXPECT_INT(json_int_or(json_get(object, "policy_version"), -1), 7);
+        EXPECT_INT(json_size(messages), completions ? 1 : 2);
+        EXPECT(completions || json_is(json_get(json_at(messages, 0), "role"), "system"));
+        struct json last = json_at(messages, json_size(messages) - 1);
+        EXPECT(json_is(json_get(last, "role"), "user"));
+        EXPECT(json_is(json_get(last, "content"), "hello"));
+        struct json tool = json_get(json_at(json_get(object, "tools"), 0), "function");
+        EXPECT(completions || json_is(json_get(tool, "name"), "look"));
+        EXPECT_INT(json_type(json_get(object, "raw")), JSON_OBJECT);
+        struct err err = {0};
+        EXPECT_INT(give(&trainer,
+                        "{\"choices\":[{\"message\":{\"content\":\"the answer\"},\"finish_reason\":"
+                        "\"stop\",\"token_ids\":[5,6],\"logprobs\":{\"content\":[{\"logprob\":-0.5}"
+                        ",{\"logprob\":-0.25}]}}],\"prompt_token_ids\":[1,2,3]}",
+                        &err),
+                   0);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT(reply_has(&reply, "the answer"));
+        EXPECT(!reply_has(&reply, "token_ids"));
+        OWN(json_doc) struct json_doc record = {0};
+        OWN(buf) struct buf text = {0};
+        last_record(&world, &record, &text);
+        struct json root = json_root(&record), answer = json_get(root, "answer");
+        EXPECT(json_is(json_get(root, "mode"), "gate"));
+        EXPECT(json_is(json_get(root, "state"), "answered"));
+        EXPECT_INT(json_int_or(json_get(root, "policy_version"), -1), 7);
+        EXPECT_INT(json_size(json_get(answer, "prompt_token_ids")), 3);
+        EXPECT(!json_exists(json_get(answer, "tokens_note")));
+        EXPECT_INT(json_int_or(json_get(json_get(answer, "usage"), "prompt_tokens"), 0), 3);
+        buf_deinit(&reply.body);
+    }
+    gate_world_end(&trainer);
+}
+
+TEST(a_stream_of_the_trainer_reaches_every_dialect_as_it_comes)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct reply reply;
+        struct gate_lines lines = {0};
+        agent_ask_at(&world, &reply, spoken[i].stream_path, str_of(spoken[i].stream_body));
+        take(&trainer);
+        struct gate_stream *stream = open_stream(&trainer);
+        (void)feed(stream, &lines, CHUNK("\"content\":\"first\""), false);
+        PUMP_UNTIL(&world, reply_has(&reply, "first"));
+        (void)feed(stream, &lines, "data: " CHUNK("\"content\":\"second\"") "\n", false);
+        PUMP_UNTIL(&world, reply_has(&reply, "second"));
+        EXPECT(!reply_has(&reply, spoken[i].finish));
+        (void)feed(
+            stream, &lines,
+            CHUNK("\"tool_calls\":[{\"index\":0,\"id\":\"t1\",\"function\":{\"name\":"
+                  "\"look\",\"arguments\":\"{}\"}}]") "{\"finish_reason\":\"tool_calls\",\"token_"
+                                                      "ids\":[1,2],\"completion_logprobs\":"
+                                                      "[-1,-2]}\n",
+            true);
+        EXPECT_INT(world.done, i);
+        gate_stream_end(stream);
+        gate_lines_deinit(&lines);
+        reply_wait(&reply);
+        EXPECT_INT(reply.err.kind, ERR_NONE);
+        EXPECT(reply_has(&reply, spoken[i].finish));
+        OWN(json_doc) struct json_doc record = {0};
+        OWN(buf) struct buf text = {0};
+        last_record(&world, &record, &text);
+        struct json answer = json_get(json_root(&record), "answer");
+        EXPECT(json_is(json_get(answer, "tokens_note"),
+                       "no token ids of the prompt came with the answer"));
+        EXPECT(json_is(json_get(answer, "finish_reason"), "tool_calls"));
+        buf_deinit(&reply.body);
+    }
+    gate_world_end(&trainer);
+}
+
+TEST(a_stream_lost_after_its_first_piece_resets_the_agent_and_is_recorded_as_broken)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    struct gate_lines lines = {0};
+    agent_ask(&world, &reply, ASK_STREAM);
+    take(&trainer);
+    struct gate_stream *stream = open_stream(&trainer);
+    (void)feed(stream, &lines, CHUNK("\"content\":\"half an answ\""), false);
+    PUMP_UNTIL(&world, reply_has(&reply, "half"));
+    gate_stream_lost(stream);
+    gate_lines_deinit(&lines);
+    reply_wait(&reply);
+    EXPECT_INT(reply.err.kind, ERR_LOST);
+    buf_deinit(&reply.body);
+    PUMP_UNTIL(&world, world.done == 1);
+    OWN(json_doc) struct json_doc record = {0};
+    OWN(buf) struct buf text = {0};
+    last_record(&world, &record, &text);
+    EXPECT(json_is(json_get(json_root(&record), "state"), "broken"));
+    EXPECT(str_find(buf_str(&text), STR("half an answ")) > 0);
+    gate_world_end(&trainer);
+}
+
+TEST(a_stream_lost_before_its_first_piece_is_handed_out_again)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    struct err err = {0};
+    agent_ask(&world, &reply, ASK_STREAM);
+    take(&trainer);
+    gate_stream_lost(open_stream(&trainer));
+    take(&trainer);
+    EXPECT(str_find(buf_str(&trainer.object), STR("\"delivery\":2")) > 0);
+    EXPECT_INT(give(&trainer, "{\"content\":\"second try\"}", &err), 0);
+    reply_wait(&reply);
+    EXPECT(reply_has(&reply, "second try"));
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+TEST(nonsense_is_refused_by_its_field_and_the_lease_stays)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    agent_ask(&world, &reply, ASK);
+    take(&trainer);
+    static const struct {
+        const char *answer, *field;
+    } wrong[] = {
+        {"[]", "object"},
+        {"{\"choices\":[]}", "'choices'"},
+        {"{\"choices\":[{\"message\":\"hi\"}]}", "'choices[0].message'"},
+        {"{\"choices\":[{\"message\":{}},{\"message\":{}}]}", "one answer"},
+        {"{\"content\":17}", "'content'"},
+        {"{\"thing\":1}", "'choices'"},
+        {"{\"content\":\"x\",\"tool_calls\":[{\"function\":{}}]}", "tool_calls[0].function.name"},
+        {"{\"content\":\"x\",\"token_ids\":[1,-2]}", "'token_ids[1]'"},
+        {"{\"content\":\"x\",\"prompt_token_ids\":[1,\"2\"]}", "'prompt_token_ids[1]'"},
+        {"{\"content\":\"x\",\"completion_logprobs\":[\"a\"]}", "'completion_logprobs[0]'"},
+        {"{\"content\":\"x\",\"finish_reason\":3}", "'finish_reason'"},
+        {"{\"error\":{\"message\":\"x\"}}", "fail"},
+        {"{\"content\":\"x\"", ""},
+    };
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        struct err err = {0};
+        EXPECT_INT(give(&trainer, wrong[i].answer, &err), -1);
+        EXPECT_INT(err.kind, ERR_INPUT);
+        EXPECT(strstr(err.text, wrong[i].field));
+    }
+    struct gate_stream *stream = open_stream(&trainer);
+    gate_stream_refuse(stream);
+    struct err err = {0};
+    EXPECT_INT(give(&trainer, "{\"content\":\"now\"}", &err), 0);
+    reply_wait(&reply);
+    EXPECT(reply_has(&reply, "now"));
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+/* Each engine's spelling ends up as the same arrays. */
+TEST(tokens_are_taken_in_every_spelling)
+{
+    static const char *const spellings[] = {
+        "{\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"stop\",\"token_ids\":"
+        "[5,6],\"prompt_token_ids\":[1,2],\"logprobs\":{\"content\":[{\"token\":\"a\",\"logprob\":"
+        "-0.5},{\"token\":\"b\",\"logprob\":-0.25}]}}]}",
+        "{\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"stop\",\"logprobs\":"
+        "{\"content\":[{\"token\":\"token_id:5\",\"logprob\":-0.5},{\"token\":\"token_id:6\","
+        "\"logprob\":-0.25}]}}],\"prompt_token_ids\":[1,2]}",
+        "{\"text\":\"x\",\"output_ids\":[5,6],\"meta_info\":{\"finish_reason\":{\"type\":\"stop\"},"
+        "\"prompt_tokens\":2,\"completion_tokens\":2,\"input_token_logprobs\":[[null,1,null],"
+        "[-1,2,null]],\"output_token_logprobs\":[[-0.5,5,null],[-0.25,6,null]]}}",
+        "{\"content\":\"x\",\"completion_token_ids\":[5,6],\"completion_logprobs\":[-0.5,-0.25],"
+        "\"prompt_token_ids\":[1,2]}",
+        "{\"message\":{\"content\":\"x\"},\"token_ids\":[5,6],\"logprobs\":[-0.5,-0.25],"
+        "\"prompt_ids\":[1,2]}",
+        "{\"choices\":[{\"text\":\"x\",\"finish_reason\":\"stop\",\"token_ids\":[5,6],\"logprobs\":"
+        "{\"token_logprobs\":[-0.5,-0.25]}}],\"prompt_token_ids\":[1,2]}",
+    };
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(spellings); i++) {
+        struct reply reply;
+        struct err err = {0};
+        agent_ask(&world, &reply, ASK);
+        take(&trainer);
+        EXPECT_INT(give(&trainer, spellings[i], &err), 0);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT(reply_has(&reply, "\"content\":\"x\""));
+        OWN(json_doc) struct json_doc record = {0};
+        OWN(buf) struct buf text = {0};
+        last_record(&world, &record, &text);
+        struct json answer = json_get(json_root(&record), "answer");
+        EXPECT_STR(json_raw(json_get(answer, "prompt_token_ids")), STR("[1,2]"));
+        EXPECT_STR(json_raw(json_get(answer, "token_ids")), STR("[5,6]"));
+        EXPECT_STR(json_raw(json_get(answer, "logprobs")), STR("[-0.5,-0.25]"));
+        EXPECT(!json_exists(json_get(answer, "tokens_note")));
+        buf_deinit(&reply.body);
+    }
+    gate_world_end(&trainer);
+}
+
+TEST(an_error_of_the_trainer_is_shown_as_it_is)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(spoken); i++) {
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[i].stream_path, str_of(spoken[i].stream_body));
+        take(&trainer);
+        EXPECT_INT(gate_fail(trainer.gate, trainer.call_id, trainer.lease, 413,
+                             STR("context_length_exceeded"), STR("the prompt is too long"), NULL),
+                   0);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 413);
+        EXPECT(reply_has(&reply, "the prompt is too long"));
+        buf_deinit(&reply.body);
+    }
+    gate_world_end(&trainer);
+}
+
+TEST(an_agent_that_leaves_takes_its_call_along)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    struct err err = {0};
+    agent_ask(&world, &reply, ASK_STREAM);
+    take(&trainer);
+    struct gate_stream *stream = open_stream(&trainer);
+    http_call_close(reply.call);
+    PUMP_UNTIL(&world, trainer.gone);
+    gate_stream_end(stream);
+    EXPECT_INT(give(&trainer, "{\"content\":\"too late\"}", &err), -1);
+    EXPECT_INT(err.kind, ERR_NOT_FOUND);
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+TEST(a_held_stream_gets_signs_of_life_until_it_is_answered)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world,
+               (struct gateway_session_options){.headers_after_ms = 1, .keepalive_ms = 1});
+    gate_pause(trainer.gate, true);
+    struct reply reply;
+    struct err err = {0};
+    agent_ask_at(&world, &reply, "/v1/messages", str_of(spoken[1].stream_body));
+    PUMP_UNTIL(&world, reply_has(&reply, ": keepalive"));
+    EXPECT_INT(reply.status, 200);
+    gate_pause(trainer.gate, false);
+    take(&trainer);
+    EXPECT_INT(give(&trainer, "{\"content\":\"at last\"}", &err), 0);
+    reply_wait(&reply);
+    EXPECT_INT(reply.err.kind, ERR_NONE);
+    EXPECT(reply_has(&reply, "at last"));
+    EXPECT(reply_has(&reply, "event: message_stop"));
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+/* The agent reads nothing: what it does not take is not asked of the trainer either. */
+TEST_WITHIN(a_slow_agent_holds_the_trainer_back, 60)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    struct gate_lines lines = {0};
+    agent_ask(&world, &reply, ASK_STREAM);
+    take(&trainer);
+    http_call_pause(reply.call);
+    struct gate_stream *stream = open_stream(&trainer);
+    OWN(buf) struct buf piece = {0};
+    buf_format(&piece, "{\"content\":\"%0*d\"}\n", 32000, 7);
+    size_t waiting = 0;
+    int pieces = 0;
+    for (; pieces < 2000 && waiting < 1 << 20; pieces++) {
+        waiting = feed(stream, &lines, buf_text(&piece), false);
+        loop_once(world.loop, 0);
+        loop_once(world.loop, 0);
+        if (waiting > 256 << 10)
+            break;
+    }
+    EXPECT(waiting > 256 << 10);
+    EXPECT(!trainer.drained);
+    http_call_resume(reply.call);
+    PUMP_UNTIL(&world, trainer.drained);
+    (void)feed(stream, &lines, "{\"finish_reason\":\"stop\"}\n", true);
+    gate_stream_end(stream);
+    gate_lines_deinit(&lines);
+    reply_wait(&reply);
+    EXPECT_INT(reply.err.kind, ERR_NONE);
+    EXPECT(reply.body.size > (size_t)pieces * 32000);
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+TEST(without_a_gate_the_mode_is_refused_and_a_gate_answers_in_no_other)
+{
+    struct world world = {0};
+    struct err err = {0};
+    world_start(&world);
+    world.model = model_open("gate:learner", NULL, &err);
+    EXPECT_TEXT(model_name(world.model), "learner");
+    struct gateway_session_options options = {
+        .rollout_id = "r-test", .model = world.model, .mode = "interception_gate"};
+    EXPECT(!gateway_open(world.gateway, &options, &err));
+    EXPECT_INT(err.kind, ERR_UNSUPPORTED);
+    options.mode = "proxy";
+    EXPECT(!gateway_open(world.gateway, &options, &err));
+    EXPECT_INT(err.kind, ERR_INPUT);
+    world_end(&world);
+}
