@@ -3,6 +3,7 @@
  *     sandbox.c       the registry, the manager, left-overs, pools, the report
  *     sandbox_check.c what is asked against what a backend can do
  *     sandbox_life.c  one sandbox from open to gone: states, retries, deadlines, snapshots
+ *     sandbox_limits.c do the limits hold that were asked for
  *     sandbox_inlet.c what comes out of a sandbox: inlet connections and name look-ups
  *     sandbox_work.c  commands and files: thin calls onto the channel, out-of-memory attribution */
 #ifndef SANDBOX_MANAGER_H
@@ -83,6 +84,7 @@ struct sandbox {
     struct channel *channel;
     char facts[1024];
     bool pool_hit, inlet_carried;
+    size_t limit_at; /* which limit is being looked at (sandbox_limits.c) */
 
     /* out-of-memory attribution (sandbox_work.c) */
     struct list verdicts;
@@ -125,6 +127,11 @@ void sandbox_next_in_queue(struct sandboxes *sandboxes);
 /* The bounded wait of sandboxes_close() is over: stop trying. */
 void sandbox_abandon(struct sandbox *sandbox);
 void sandbox_free(void *sandbox);
+
+/* sandbox_limits.c: looks whether the limits hold; ends with sandbox_limits_known(), maybe at once.
+ */
+void sandbox_limits_check(struct sandbox *sandbox);
+void sandbox_limits_known(struct sandbox *sandbox, const struct err *err); /* sandbox_life.c */
 
 /* sandbox_work.c */
 void sandbox_judge(struct sandbox *sandbox, struct sandbox_job *job);

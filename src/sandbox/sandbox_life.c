@@ -202,7 +202,7 @@ static void on_probed(void *context, const struct sandbox_outcome *outcome)
         return;
     enum sandbox_end end = outcome->exit.end;
     if (end == SANDBOX_NOT_FOUND || end == SANDBOX_EXITED) {
-        become_ready(sandbox);
+        sandbox_limits_check(sandbox);
         return;
     }
     if (end == SANDBOX_LOST)
@@ -211,6 +211,14 @@ static void on_probed(void *context, const struct sandbox_outcome *outcome)
     err_set(&err, end == SANDBOX_TIMED_OUT ? ERR_TIMEOUT : ERR_SYSTEM,
             "a first command did not start: %s", outcome->exit.text);
     attempt_failed(sandbox, &err);
+}
+
+void sandbox_limits_known(struct sandbox *sandbox, const struct err *err)
+{
+    if (err)
+        attempt_failed(sandbox, err);
+    else
+        become_ready(sandbox);
 }
 
 static void on_channel_ready(void *context, bool can_inlet)

@@ -125,7 +125,10 @@ __attribute__((destructor)) static void shared_remove(void)
 {
     if (getpid() != shared_owner || access(shared_dir, F_OK) < 0)
         return;
-    (void)HOST("sh", "-c", "umount -R \"$0\"/store/* 2> /dev/null; rm -rf \"$0\"", shared_dir);
+    (void)HOST("sh", "-c",
+               "for m in $(grep -o \" $0/[^ ]*\" /proc/mounts | sort -r); do umount \"$m\"; done; "
+               "rm -rf \"$0\" || podman unshare rm -rf \"$0\"",
+               shared_dir);
 }
 
 /* The program for inside, compiled once per run. */

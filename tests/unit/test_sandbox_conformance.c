@@ -35,7 +35,13 @@ static void play(const struct target *target, void (*act)(struct stage *stage))
     if (target == &target_podman)
         stage.spec.root = "image:localhost/postern-test";
     stage_open_manager(&stage, 0, 0);
-    if (stage_open(&stage, &stage.spec, &stage.box, &err) < 0)
+    int opened = stage_open(&stage, &stage.spec, &stage.box, &err);
+    if (opened < 0 && target == &target_local && getuid() != 0) {
+        /* An ordinary user without delegated control groups has all but the limits. */
+        stage.spec.isolation = SANDBOX_ISOLATION_NO_LIMITS;
+        opened = stage_open(&stage, &stage.spec, &stage.box, &err);
+    }
+    if (opened < 0)
         test_fail(__FILE__, __LINE__, "%s: %s", target->name, err.text);
     else if (stage_put_file(&stage, stage.box, INSIDE_PATH, stage.inside, 0755, &err) < 0)
         test_fail(__FILE__, __LINE__, "%s: %s", target->name, err.text);
@@ -661,14 +667,18 @@ CASE(limits_hold_where_they_are_declared, 60)
 {
     struct err err = {0};
     int can = sandboxes_capabilities(stage->boxes, stage->spec.backend, &err);
-    if (!(can & SANDBOX_CAN_LIMITS))
+    if (!(can & SANDBOX_CAN_LIMITS) || stage->spec.isolation == SANDBOX_ISOLATION_NO_LIMITS)
         return;
     struct sandbox_spec spec = stage->spec;
     spec.memory_bytes_max = 64 << 20;
     spec.pids_max = 40;
     EXPECT_INT(stage_close(stage, stage->box, &err), 0);
-    if (stage_open(stage, &spec, &stage->box, &err) < 0)
-        EXPECT_TEXT(err.text, "");
+    if (stage_open(stage, &spec, &stage->box, &err) < 0) {
+        /* Where it cannot be had it must be refused, never ignored: rootless podman on cgroups 1.
+         */
+        EXPECT(getuid() != 0 && strstr(err.text, "did not set the limit"));
+        return;
+    }
     EXPECT_INT(stage_put_file(stage, stage->box, INSIDE_PATH, stage->inside, 0755, &err), 0);
     struct result forks = INSIDE("forks", "200");
     EXPECT(atoi(forks.out) > 0 && atoi(forks.out) < 40);
@@ -690,8 +700,11 @@ CASE(root_is_root_where_it_is_declared, 60)
     struct sandbox_spec spec = stage->spec;
     spec.root_user = true;
     EXPECT_INT(stage_close(stage, stage->box, &err), 0);
-    if (stage_open(stage, &spec, &stage->box, &err) < 0)
-        EXPECT_TEXT(err.text, "");
+    if (stage_open(stage, &spec, &stage->box, &err) < 0) {
+        /* An ordinary user's keeper cannot give root on the host's own files, and says so. */
+        EXPECT(getuid() != 0 && err.kind == ERR_UNSUPPORTED);
+        return;
+    }
     EXPECT_INT(stage_put_file(stage, stage->box, INSIDE_PATH, stage->inside, 0755, &err), 0);
     EXPECT_TEXT(RUN(ARGV(INSIDE_PATH, "ids"), .user = "root").out, "0:0\n");
     EXPECT_TEXT(RUN(ARGV(INSIDE_PATH, "ids"), .user = "0:0").out, "0:0\n");
