@@ -25,6 +25,10 @@ static void origin_free(struct origin *origin)
     free(origin->key);
     free(origin->host);
     free(origin->unix_path);
+    free(origin->proxy_host);
+    if (origin->proxy_authorization)
+        explicit_bzero(origin->proxy_authorization, strlen(origin->proxy_authorization));
+    free(origin->proxy_authorization);
     free(origin);
 }
 
@@ -51,12 +55,17 @@ static void forget_unused(struct http_client *client)
 }
 
 static struct origin *origin_of(struct http_client *client, const struct http_url *url,
+                                const struct http_url *proxy, const char *authorization,
                                 struct err *err)
 {
     OWN(mem)
     char *key = url->unix_path.size ? mem_format("unix:%.*s", STR_ARGS(url->unix_path))
                                     : mem_format("%s://%.*s:%u", url->tls ? "https" : "http",
                                                  STR_ARGS(url->host), url->port);
+    if (proxy) {
+        OWN(mem) char *straight = TAKE(key);
+        key = mem_format("%s by way of %.*s:%u", straight, STR_ARGS(proxy->host), proxy->port);
+    }
     struct origin *origin = map_get(&client->origins, str_of(key));
     if (origin)
         return origin;
@@ -73,6 +82,11 @@ static struct origin *origin_of(struct http_client *client, const struct http_ur
     origin->host = str_dup(url->host);
     origin->port = url->port;
     origin->tls = url->tls;
+    if (proxy) {
+        origin->proxy_host = str_dup(proxy->host);
+        origin->proxy_port = proxy->port;
+        origin->proxy_authorization = mem_dup(authorization);
+    }
     list_init(&origin->idle);
     list_init(&origin->waiting);
     list_init(&origin->resolving);
@@ -216,10 +230,16 @@ static int write_request(struct http_call *call, const struct http_request *requ
     for (size_t i = 0; i < request->header_count; i++)
         size += http_field_size(request->headers[i].name, request->headers[i].value);
     (void)buf_reserve(out, size);
-    buf_format(out, "%s %.*s HTTP/1.1\r\n", request->method, STR_ARGS(url->path));
+    bool v6 = str_find_byte(url->host, ':') >= 0;
+    buf_format(out, "%s ", request->method);
+    if (request->proxy && !url->tls) /* RFC 9112 3.2.2 */
+        buf_format(out, "http://%s%.*s%s:%u", v6 ? "[" : "", STR_ARGS(url->host), v6 ? "]" : "",
+                   url->port);
+    buf_format(out, "%.*s HTTP/1.1\r\n", STR_ARGS(url->path));
+    if (request->proxy && !url->tls && request->proxy_authorization)
+        buf_format(out, "Proxy-Authorization: %s\r\n", request->proxy_authorization);
     if (!http_header_find(request->headers, request->header_count, STR("host")).data) {
         bool usual = !url->port || url->port == (url->tls ? 443 : 80);
-        bool v6 = str_find_byte(url->host, ':') >= 0;
         buf_format(out, "Host: %s%.*s%s", v6 ? "[" : "", STR_ARGS(url->host), v6 ? "]" : "");
         if (usual)
             buf_append(out, "\r\n", 2);
@@ -246,12 +266,17 @@ static int write_request(struct http_call *call, const struct http_request *requ
 static int call_begin(struct http_client *client, struct http_call *call,
                       const struct http_request *request, struct err *err)
 {
-    struct http_url url;
+    struct http_url url, proxy;
     if (client->closing)
         return err_set(err, ERR_CANCELLED, "the client is closing");
+    if (request->proxy && http_url_read(request->proxy, &proxy, err) < 0)
+        return err_wrap(err, "the proxy's address");
+    if (request->proxy && (proxy.tls || proxy.unix_path.size))
+        return err_set(err, ERR_UNSUPPORTED, "a proxy's address begins with http://");
     if (http_url_read(request->url, &url, err) < 0 || write_request(call, request, &url, err) < 0)
         return -1;
-    call->origin = origin_of(client, &url, err);
+    call->origin =
+        origin_of(client, &url, request->proxy ? &proxy : NULL, request->proxy_authorization, err);
     if (!call->origin)
         return -1;
     if (call->origin->waiting_count >= WAITING_MAX)

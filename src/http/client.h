@@ -50,6 +50,8 @@ struct origin {
     char *host;
     char *unix_path; /* or NULL */
     uint16_t port;
+    char *proxy_host, *proxy_authorization; /* NULL: straight; none */
+    uint16_t proxy_port;
     bool tls;
     struct list idle;      /* links, the youngest first */
     struct list waiting;   /* calls, the oldest first */
@@ -81,7 +83,14 @@ struct http_call {
     bool done;
 };
 
-enum link_state { LINK_RESOLVING, LINK_CONNECTING, LINK_HANDSHAKE, LINK_BUSY, LINK_IDLE };
+enum link_state {
+    LINK_RESOLVING,
+    LINK_CONNECTING,
+    LINK_TUNNEL, /* CONNECT was sent */
+    LINK_HANDSHAKE,
+    LINK_BUSY,
+    LINK_IDLE
+};
 
 struct link { /* one connection */
     struct loop *loop;

@@ -130,8 +130,11 @@ struct http_request {
     const char *method;
     const char *url; /* http://host[:port]/path, https://..., or unix:/path/to.sock:/path */
     const struct http_header *headers;
-    size_t header_count;        /* Host is ours unless given; framing fields are always ours */
-    struct str body;            /* copied */
+    size_t header_count; /* Host is ours unless given; framing fields are always ours */
+    struct str body;     /* copied */
+    /* http://host[:port] of a proxy to go through: with CONNECT for https, with the whole address
+     * for http. NULL: straight. `proxy_authorization` is for the proxy alone; may be NULL. */
+    const char *proxy, *proxy_authorization;
     uint32_t first_byte_ms_max; /* 0: no limit: time to the answer's head */
     uint32_t idle_ms_max;       /* 0: no limit: between body bytes */
 };

@@ -1,7 +1,7 @@
 /* link.c - one connection of a client: from an address to an answer.
  *
- *     resolving -> connecting -> [handshake] -> busy <-> idle
- *          \____________\____________\____________\________\-> closed
+ *     resolving -> connecting -> [tunnel] -> [handshake] -> busy <-> idle
+ *          \____________\____________\____________\____________\________\-> closed
  *
  * Like the server's connections, a link is pumped: events and the door's calls note what happened,
  * pump does what the state allows, settle says what to watch for. Trouble found inside a call of
@@ -166,16 +166,9 @@ static void handshake(struct link *link)
         begin_request(link);
 }
 
-static void connected(struct link *link)
+static void begin_tls(struct link *link)
 {
     struct origin *origin = link->origin;
-    int one = 1;
-    if (!origin->unix_path)
-        (void)setsockopt(link->watch.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (!origin->tls) {
-        begin_request(link);
-        return;
-    }
     struct http_client *client = origin->client;
     struct err err = {0};
     if (!client->tls)
@@ -189,6 +182,76 @@ static void connected(struct link *link)
     link->state = LINK_HANDSHAKE;
     link->due = link->connect_due;
     handshake(link);
+}
+
+/* RFC 9110 9.3.6. The request is small and the connection new: the kernel takes it whole. */
+static void begin_tunnel(struct link *link)
+{
+    const struct origin *origin = link->origin;
+    bool v6 = strchr(origin->host, ':') != NULL;
+    OWN(mem)
+    char *name = mem_format("%s%s%s:%u", v6 ? "[" : "", origin->host, v6 ? "]" : "", origin->port);
+    const char *authorization = origin->proxy_authorization;
+    OWN(mem)
+    char *request = mem_format("CONNECT %s HTTP/1.1\r\nHost: %s\r\n%s%s%s\r\n", name, name,
+                               authorization ? "Proxy-Authorization: " : "",
+                               authorization ? authorization : "", authorization ? "\r\n" : "");
+    size_t size = strlen(request);
+    if (send(link->watch.fd, request, size, MSG_NOSIGNAL) != (ssize_t)size)
+        trouble(link, ERR_LOST, "the proxy does not take the request");
+    explicit_bzero(request, size);
+    link->state = LINK_TUNNEL;
+    link->due = link->connect_due;
+}
+
+static void tunnel_ready(struct link *link)
+{
+    char *scratch = loop_scratch(link->loop);
+    ssize_t got = recv(link->watch.fd, scratch, LOOP_SCRATCH_BYTES, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (got <= 0) {
+        trouble(link, ERR_LOST, "the proxy closed the connection");
+        return;
+    }
+    buf_append(&link->in, scratch, (size_t)got);
+    long found = http_head_find(buf_str(&link->in), &link->scanned);
+    struct http_head head;
+    const char *why = "the proxy's answer is too large";
+    bool bad = found < 0 || link->in.size > link->origin->client->options.head_bytes_max;
+    if (!bad && found > 0)
+        bad = http_head_read_answer(str_upto(buf_str(&link->in), (size_t)found), &head, &why) < 0;
+    if (bad) {
+        trouble(link, ERR_PROTOCOL, "%s", why);
+        return;
+    }
+    if (found == 0)
+        return;
+    int status = head.status;
+    bool leftover = link->in.size > (size_t)found;
+    link->scanned = 0;
+    buf_deinit(&link->in);
+    if (status / 100 != 2)
+        trouble(link, status == 407 || status == 403 ? ERR_DENIED : ERR_LOST,
+                "the proxy answered %d", status);
+    else if (leftover)
+        trouble(link, ERR_PROTOCOL, "the proxy sent more than its answer");
+    else
+        begin_tls(link);
+}
+
+static void connected(struct link *link)
+{
+    struct origin *origin = link->origin;
+    int one = 1;
+    if (!origin->unix_path)
+        (void)setsockopt(link->watch.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (!origin->tls)
+        begin_request(link);
+    else if (origin->proxy_host)
+        begin_tunnel(link);
+    else
+        begin_tls(link);
 }
 
 static void ready(struct loop_watch *watch, uint32_t events);
@@ -457,6 +520,9 @@ static void settle(struct link *link)
     case LINK_CONNECTING:
         events = LOOP_WRITE;
         break;
+    case LINK_TUNNEL:
+        events = LOOP_READ;
+        break;
     case LINK_HANDSHAKE:
         events = link->want_write ? LOOP_WRITE : LOOP_READ;
         break;
@@ -491,6 +557,10 @@ static void pump(struct link *link, uint32_t events)
     case LINK_CONNECTING:
         if (events)
             connect_ready(link);
+        break;
+    case LINK_TUNNEL:
+        if (events)
+            tunnel_ready(link);
         break;
     case LINK_HANDSHAKE:
         if (events)
@@ -550,6 +620,7 @@ static void passed(struct http_deadline *deadline)
     link->due = 0;
     switch ((enum link_state)link->state) {
     case LINK_RESOLVING:
+    case LINK_TUNNEL:
     case LINK_HANDSHAKE:
         trouble(link, ERR_TIMEOUT, "connecting took too long");
         break;

@@ -75,24 +75,26 @@ void http_resolve(struct origin *origin)
         return;
     struct lookup *lookup = mem_zero(sizeof *lookup);
     lookup->origin = origin;
-    lookup->host = mem_dup(origin->host);
-    lookup->port = origin->port;
+    lookup->host = mem_dup(origin->proxy_host ? origin->proxy_host : origin->host);
+    lookup->port = origin->proxy_host ? origin->proxy_port : origin->port;
     origin->lookup = lookup;
     loop_work(origin->client->loop, look_up, looked_up, lookup);
 }
 
 bool http_resolve_numeric(struct origin *origin)
 {
+    const char *host = origin->proxy_host ? origin->proxy_host : origin->host;
+    uint16_t port = origin->proxy_host ? origin->proxy_port : origin->port;
     struct address address = {0};
     struct sockaddr_in *v4 = (struct sockaddr_in *)&address.storage;
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&address.storage;
-    if (inet_pton(AF_INET, origin->host, &v4->sin_addr) == 1) {
+    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
         v4->sin_family = AF_INET;
-        v4->sin_port = htons(origin->port);
+        v4->sin_port = htons(port);
         address.size = sizeof *v4;
-    } else if (inet_pton(AF_INET6, origin->host, &v6->sin6_addr) == 1) {
+    } else if (inet_pton(AF_INET6, host, &v6->sin6_addr) == 1) {
         v6->sin6_family = AF_INET6;
-        v6->sin6_port = htons(origin->port);
+        v6->sin6_port = htons(port);
         address.size = sizeof *v6;
     } else {
         return false;
