@@ -30,7 +30,8 @@ struct life {
     struct agent_run *run;
     struct task_work *work;
     unsigned capabilities;
-    bool as_root; /* the agent's sandbox has root inside */
+    bool as_root;       /* the agent's sandbox has root inside */
+    bool judge_no_root; /* tried: there can be no root in the verifier\'s */
 
     /* what callbacks have noted */
     bool provisioned, provision_failed, installed, prepared, setup_done;

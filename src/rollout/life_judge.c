@@ -33,9 +33,22 @@ static void on_snapshot(void *context, const char *layer_id, const struct err *e
     life_step(life);
 }
 
+static bool judge_as_root(const struct life *life)
+{
+    return life->as_root || (!life->judge_no_root && life->capabilities & SANDBOX_CAN_ROOT);
+}
+
 static void on_judge_open(void *context, struct sandbox *sandbox, const struct err *err)
 {
     struct life *life = context;
+    bool cannot = is_bad(err) && (err->kind == ERR_UNSUPPORTED || err->kind == ERR_DENIED);
+    if (cannot && judge_as_root(life) && !life->as_root) {
+        life->judge_no_root = true;
+        life->extra.verify_note = "no root inside is possible here: verified as the agent's user";
+        sandbox_close(TAKE(life->judge), NULL, NULL);
+        life_open_judge(life);
+        return;
+    }
     if (is_bad(err)) {
         struct err why = *err;
         err_wrap(&why, "a fresh sandbox for the verifier");
@@ -45,11 +58,6 @@ static void on_judge_open(void *context, struct sandbox *sandbox, const struct e
     sandbox_on_lost(sandbox, life_on_lost, life);
     life->judge_ready = true;
     life_step(life);
-}
-
-static bool judge_as_root(const struct life *life)
-{
-    return life->as_root || (life->capabilities & SANDBOX_CAN_ROOT);
 }
 
 void life_open_judge(struct life *life)

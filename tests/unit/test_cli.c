@@ -97,7 +97,7 @@ TEST(a_mistyped_command_or_flag_gets_the_nearest_one_and_exit_code_2)
     COMPLAINS(2, "no command 'frobnicate'", "frobnicate");
     COMPLAINS(2, "unknown flag --taks; did you mean --task?", "run", "--taks", "x");
     COMPLAINS(2, "did you mean --memory?", "exec", "--memori", "1G", "--", "true");
-    COMPLAINS(2, "did you mean --sandbox.memory-max?", "run", "--sandbox.memory-mx", "1G");
+    COMPLAINS(2, "did you mean 'sandbox.memory-max'?", "run", "--sandbox.memory-mx", "1G");
     COMPLAINS(2, "unknown flag", "run", "--zzzzzzzzzzzzzz");
     done();
 }
