@@ -75,7 +75,7 @@ struct config {
     int64_t gateway_first_byte_ms_max;
     int64_t gateway_idle_ms_max;
     int64_t gateway_retries_max;
-    const char *gateway_model_api;
+    int64_t gateway_model_api; /* index of "same", "chat", "messages", "responses", "google", "completions" */
     const char *gateway_key_file;
 
     int64_t store_sync; /* index of "always", "batch", "never" */

@@ -32,13 +32,16 @@ struct sandbox_options machine_sandbox_options(const struct config *config)
 struct model *machine_model(const struct config *config, const char *spec, const char *key_env,
                             struct err *err)
 {
+    /* The choices of gateway.model-api. */
+    static const char *const apis[] = {"same",      "chat",   "messages",
+                                       "responses", "google", "completions"};
     struct model_options options = {
         .key_env = key_env ? key_env : "POSTERN_MODEL_KEY",
         .key_file = config->gateway_key_file[0] ? config->gateway_key_file : NULL,
         .first_byte_ms_max = (uint32_t)config->gateway_first_byte_ms_max,
         .idle_ms_max = (uint32_t)config->gateway_idle_ms_max,
         .connect_ms_max = (uint32_t)config->gateway_connect_ms_max,
-        .api = config->gateway_model_api,
+        .api = apis[config->gateway_model_api],
         .attempts_max = (uint32_t)config->gateway_retries_max + 1,
     };
     if (!key_env && (options.key_file || !getenv(options.key_env)))
