@@ -68,6 +68,10 @@ static int run(const struct test *test, char *how, size_t size)
         test->run();
         exit(failed ? EXIT_FAILED : 0);
     }
+    if (pid < 0) {
+        snprintf(how, size, "no process for it: %s", strerror(errno));
+        return EXIT_FAILED;
+    }
     setpgid(pid, pid);
     uint64_t deadline = clock_mono_ms() + test->seconds_max * 1000u;
     const char *slow = getenv("TEST_SLOWER"); /* sanitizers stretch the deadline */

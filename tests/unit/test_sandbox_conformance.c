@@ -609,6 +609,47 @@ CASE(closing_a_sandbox_that_is_still_being_made_leaves_nothing, 60)
     }
 }
 
+CASE(many_are_made_used_and_closed_in_any_order, 120)
+{
+    enum { MANY = 12, ROUNDS = 2 };
+    unsigned seed = 3;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct opening openings[MANY] = {0};
+        struct sandbox *boxes[MANY];
+        struct result results[MANY] = {0};
+        struct waiting closings[MANY] = {0};
+        bool left[MANY];
+        const struct sandbox_command command = {.shell = "exit 3", .timeout_ms = 60000};
+        for (int i = 0; i < MANY; i++) {
+            boxes[i] = sandbox_open(stage->boxes, &stage->spec, stage_on_open, &openings[i]);
+            left[i] = rand_r(&seed) % 3 == 0; /* some are closed before they are ready */
+        }
+        for (int i = MANY - 1; i >= 0; i--) {
+            if (left[i])
+                sandbox_close(boxes[i], stage_on_done, &closings[i]);
+            else
+                stage_until(stage, &openings[i].done);
+        }
+        for (int i = 0; i < MANY; i++) {
+            if (left[i])
+                continue;
+            EXPECT_TEXT(openings[i].err.text, "");
+            sandbox_run_whole(boxes[i], &command, STR_NONE, 100, stage_on_whole, &results[i]);
+        }
+        for (int i = 0; i < MANY; i++) {
+            if (!left[i]) {
+                stage_until(stage, &results[i].done);
+                EXPECT_INT(results[i].exit.code, 3);
+                sandbox_close(boxes[i], stage_on_done, &closings[i]);
+            }
+        }
+        for (int i = 0; i < MANY; i++) {
+            stage_until(stage, &closings[i].done);
+            EXPECT_TEXT(closings[i].err.text, "");
+        }
+    }
+}
+
 CASE(the_end_of_its_life_is_a_loss_with_a_reason, 60)
 {
     struct sandbox *box = NULL;
