@@ -139,7 +139,7 @@ class Postern:
 
 
 def json_lines(data):
-    return [json.loads(line) for line in data.decode().splitlines() if line.strip()]
+    return [json.loads(line) for line in data.decode().split("\n") if line.strip()]
 
 
 # ---------------------------------------------------------------- the probe
