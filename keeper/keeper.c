@@ -78,35 +78,88 @@ static void sweep_line(char *line)
     }
 }
 
-void keeper_sweep(const char *state_dir)
+/* As backend_local names them: sixteen hex digits. */
+static bool is_state_name(const char *name)
 {
-    DIR *entries = opendir(state_dir);
-    if (!entries)
-        return;
+    return strspn(name, "0123456789abcdef") == 16 && strlen(name) == 16;
+}
+
+/* State files in one directory. Returns how many are of keepers that live. */
+static unsigned sweep_states(int dir)
+{
+    int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *entries = copy >= 0 ? fdopendir(copy) : NULL;
+    if (!entries) {
+        fd_close(&copy);
+        return 1;
+    }
+    unsigned alive = 0;
     for (struct dirent *entry; (entry = readdir(entries));) {
         if (!str_ends(str_of(entry->d_name), STR(".state")))
             continue;
-        OWN(fd) int file = openat(dirfd(entries), entry->d_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-        if (file < 0 || flock(file, LOCK_EX | LOCK_NB) < 0)
-            continue; /* its owner lives */
+        OWN(fd) int file = openat(dir, entry->d_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        if (file < 0 || flock(file, LOCK_EX | LOCK_NB) < 0) {
+            alive++;
+            continue;
+        }
         char text[8192];
         ssize_t size = fd_read_all(file, text, sizeof text - 1);
         text[size > 0 ? size : 0] = '\0';
         for (char *rest = NULL, *line = strtok_r(text, "\n", &rest); line;
              line = strtok_r(NULL, "\n", &rest))
             sweep_line(line);
-        (void)unlinkat(dirfd(entries), entry->d_name, 0);
+        (void)unlinkat(dir, entry->d_name, 0);
     }
     closedir(entries);
+    return alive;
+}
+
+/* A directory nobody uses any more. Whoever waits for the lock sees that its file is gone, and
+ * makes a new one. */
+static void remove_state_dir(int parent, const char *name, int dir)
+{
+    OWN(fd) int lock = openat(dir, "start.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) < 0)
+        return;
+    (void)unlinkat(dir, "keeper.sock", 0);
+    (void)unlinkat(dir, "start.lock", 0);
+    (void)unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+void keeper_sweep(const char *state_dir)
+{
+    OWN(mem) char *parent = mem_dup(state_dir);
+    char *own = strrchr(parent, '/');
+    if (!own || own == parent)
+        return;
+    *own++ = '\0';
+    DIR *entries = opendir(parent);
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        if (entry->d_name[0] == '.')
+            continue;
+        OWN(fd)
+        int dir =
+            openat(dirfd(entries), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (dir >= 0 && sweep_states(dir) == 0 && strcmp(entry->d_name, own) != 0 &&
+            is_state_name(entry->d_name))
+            remove_state_dir(dirfd(entries), entry->d_name, dir);
+    }
+    if (entries)
+        closedir(entries);
 }
 
 /* Written aside, locked, then given its name: nobody ever sees it unlocked while we live. */
 static int open_state(struct keeper *keeper, struct err *err)
 {
-    if (file_make_dirs(keeper->options.state_dir, 0700, err) < 0)
-        return -1;
     OWN(mem) char *aside = mem_format("%s/%s.new", keeper->options.state_dir, keeper->name);
-    keeper->state = open(aside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    for (int i = 0; i < 10 && keeper->state < 0;
+         i++) { /* another keeper may sweep it away, empty */
+        if (file_make_dirs(keeper->options.state_dir, 0700, err) < 0)
+            return -1;
+        keeper->state = open(aside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (keeper->state < 0 && errno != ENOENT)
+            break;
+    }
     if (keeper->state < 0)
         return err_errno(err, "'%s'", aside);
     if (flock(keeper->state, LOCK_EX | LOCK_NB) < 0)
@@ -284,6 +337,7 @@ static bool may_end(struct keeper *keeper, uint64_t now)
     keeper->ending = true;
     OWN(mem) char *name = mem_format("%s/keeper.sock", keeper->options.state_dir);
     (void)unlink(name);
+    (void)unlink(path);
     close(keeper->listen_watch.fd);
     keeper->listen_watch.fd = -1;
     return keeper->live_count == 0;
@@ -314,6 +368,7 @@ static void tidy_up(struct keeper *keeper)
     if (keeper->state_path)
         (void)unlink(keeper->state_path);
     free(keeper->state_path);
+    (void)rmdir(keeper->options.state_dir); /* when nobody else's file is there */
     fd_close(&keeper->state);
     fd_close(&keeper->porter);
     fd_close(&keeper->filter);

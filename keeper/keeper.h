@@ -198,7 +198,8 @@ int keeper_prepare(struct keeper *keeper, struct err *err);
 void keeper_run(struct keeper *keeper);
 int keeper_watch(struct keeper *keeper, struct watch *watch, uint32_t events, struct err *err);
 void keeper_unwatch(struct keeper *keeper, struct watch *watch);
-/* Removes what keepers left that are gone: control groups, directories on disk, state files. */
+/* Removes what keepers of this user left that are gone, also those of other homes: control groups,
+ * directories on disk, state files. */
 void keeper_sweep(const char *state_dir);
 int doctor_run(const struct keeper_options *options);
 

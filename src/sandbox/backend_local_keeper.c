@@ -180,21 +180,34 @@ static int listen_at(const struct local_places *places, struct err *err)
     return fd_take(&fd);
 }
 
+/* A keeper that ends removes the file while it holds it: then there is a new one to take. */
+static bool is_still_there(int lock, const char *path)
+{
+    struct stat held, named;
+    return fstat(lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino &&
+           held.st_dev == named.st_dev;
+}
+
 /* Held for moments only; still, no wait without an end. */
 static int take_lock(const struct local_places *places, struct err *err)
 {
     OWN(mem) char *path = mem_format("%s/start.lock", places->state);
-    OWN(fd) int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock < 0)
-        return err_errno(err, "'%s'", path);
-    for (uint64_t until = clock_mono_ms() + LOCK_MS_MAX; flock(lock, LOCK_EX | LOCK_NB) < 0;) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
+    for (uint64_t until = clock_mono_ms() + LOCK_MS_MAX; clock_mono_ms() < until;) {
+        if (make_private_dir(places->state, err) < 0)
+            return -1;
+        OWN(fd) int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (lock < 0 && errno != ENOENT)
+            return err_errno(err, "'%s'", path);
+        if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0) {
+            if (is_still_there(lock, path))
+                return fd_take(&lock);
+            continue;
+        }
+        if (lock >= 0 && errno != EWOULDBLOCK && errno != EINTR)
             return err_errno(err, "locking '%s'", path);
-        if (clock_mono_ms() > until)
-            return err_set(err, ERR_TIMEOUT, "another process holds '%s'", path);
         (void)poll(NULL, 0, 5);
     }
-    return fd_take(&lock);
+    return err_set(err, ERR_TIMEOUT, "another process holds '%s'", path);
 }
 
 int local_connect_shared(const struct local_places *places, struct err *err)
