@@ -236,7 +236,7 @@ def test_4_user_names_that_are_fine_are_taken(postern):
 # ---------------------------------------------------------------- 5: links on the way out
 def test_5_what_is_collected_does_not_write_through_links(postern, tmp):
     """The agent leaves links, pipes and setuid files among its artifacts; the host's files stay as they are. (The race of a
-    link against put and get is in the conformance suite of the sandbox room, which can do both at once.)"""
+    link against put and get is in tests/unit/test_sandbox_race.c, which can do both at once.)"""
     canary = tmp / "canary"
     canary.mkdir()
     (canary / "canary").write_text("untouched")
