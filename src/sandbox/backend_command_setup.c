@@ -31,10 +31,10 @@ static int hash_porter(struct command_setup *setup, struct err *err)
     return 0;
 }
 
-/* POSTERN_<FILE>_<NAME>, in capitals. */
+/* BACKEND_<FILE>_<NAME>, in capitals. */
 static void variable_name(const char *file, const char *name, char *text, size_t size)
 {
-    snprintf(text, size, "POSTERN_%s_%s", file, name);
+    snprintf(text, size, "BACKEND_%s_%s", file, name);
     for (char *at = text; *at; at++)
         if (*at >= 'a' && *at <= 'z')
             *at = (char)(*at - 'a' + 'A');

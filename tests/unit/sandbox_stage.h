@@ -470,9 +470,9 @@ static STAGE_UNUSED const char *prepare_sshd(struct stage *stage, const char *pr
                "IdentitiesOnly yes\nStrictHostKeyChecking yes\nUserKnownHostsFile %s/known_hosts\n"
                "GlobalKnownHostsFile /dev/null\nLogLevel ERROR\n",
                port, user->pw_name, key, dir);
-    snprintf(variable, sizeof variable, "POSTERN_%s_CONFIG", prefix);
+    snprintf(variable, sizeof variable, "BACKEND_%s_CONFIG", prefix);
     setenv(variable, path, 1);
-    snprintf(variable, sizeof variable, "POSTERN_%s_DIR", prefix);
+    snprintf(variable, sizeof variable, "BACKEND_%s_DIR", prefix);
     snprintf(path, sizeof path, "%s/remote", dir);
     setenv(variable, path, 1);
     return NULL;
@@ -502,9 +502,9 @@ static STAGE_UNUSED const char *left_ssh(struct stage *stage)
 }
 
 #define PODMAN(...)                                                                                \
-    HOST("podman", "--root", getenv("POSTERN_PODMAN_STORE"), "--runroot",                          \
-         getenv("POSTERN_PODMAN_RUNROOT"), "--storage-driver", "vfs", "--cgroup-manager",          \
-         "cgroupfs", "--runtime", getenv("POSTERN_PODMAN_RUNTIME"), __VA_ARGS__)
+    HOST("podman", "--root", getenv("BACKEND_PODMAN_STORE"), "--runroot",                          \
+         getenv("BACKEND_PODMAN_RUNROOT"), "--storage-driver", "vfs", "--cgroup-manager",          \
+         "cgroupfs", "--runtime", getenv("BACKEND_PODMAN_RUNTIME"), __VA_ARGS__)
 
 static STAGE_UNUSED const char *prepare_podman(struct stage *stage)
 {
@@ -514,14 +514,14 @@ static STAGE_UNUSED const char *prepare_podman(struct stage *stage)
     char path[128];
     (void)mkdir(shared_dir, 0755);
     snprintf(path, sizeof path, "%s/store", shared_dir);
-    setenv("POSTERN_PODMAN_STORE", path, 1);
+    setenv("BACKEND_PODMAN_STORE", path, 1);
     snprintf(path, sizeof path, "%s/run", shared_dir);
-    setenv("POSTERN_PODMAN_RUNROOT", path, 1);
-    setenv("POSTERN_PODMAN_DRIVER", "vfs", 1);
-    setenv("POSTERN_PODMAN_CGROUP_MANAGER", "cgroupfs", 1);
+    setenv("BACKEND_PODMAN_RUNROOT", path, 1);
+    setenv("BACKEND_PODMAN_DRIVER", "vfs", 1);
+    setenv("BACKEND_PODMAN_CGROUP_MANAGER", "cgroupfs", 1);
     /* crun refuses a machine with both cgroup versions. */
     bool hybrid = access("/sys/fs/cgroup/unified", F_OK) == 0;
-    setenv("POSTERN_PODMAN_RUNTIME", hybrid && host_has("runc") ? "runc" : "crun", 1);
+    setenv("BACKEND_PODMAN_RUNTIME", hybrid && host_has("runc") ? "runc" : "crun", 1);
     snprintf(path, sizeof path, "%s/image", shared_dir);
     if (access(path, F_OK) == 0)
         return NULL;

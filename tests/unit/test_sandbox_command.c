@@ -219,7 +219,7 @@ TEST(an_unknown_backend_is_not_found)
         EXPECT(stage_open(&stage, &spec, &box, &err) < 0);
         EXPECT_INT(err.kind, kinds[i]);
     }
-    EXPECT(strstr(err.text, "POSTERN_SSH_HOST") != NULL);
+    EXPECT(strstr(err.text, "BACKEND_SSH_HOST") != NULL);
     stage_end(&stage);
 }
 
@@ -407,10 +407,10 @@ TEST_WITHIN(a_host_that_does_not_answer_is_lost_and_retried, 60)
     begin(&stage, "unused", "[attach]\nargv = [\"x\"]\n");
     char port[16], path[128];
     snprintf(port, sizeof port, "%d", free_port());
-    setenv("POSTERN_SSH_PORT", port, 1);
+    setenv("BACKEND_SSH_PORT", port, 1);
     snprintf(path, sizeof path, "%s/ssh_config", stage.dir);
     host_write(path, 0600, "");
-    setenv("POSTERN_SSH_CONFIG", path, 1);
+    setenv("BACKEND_SSH_CONFIG", path, 1);
     struct sandbox_spec spec = {.backend = "ssh:127.0.0.1"};
     EXPECT(stage_open(&stage, &spec, &box, &err) < 0);
     EXPECT_INT(err.kind, ERR_LOST);
