@@ -197,6 +197,7 @@ static int run(struct batch *batch, const struct config *config, struct err *err
     batch->machine = machine_open(config, &options, err);
     if (!batch->machine)
         return -1;
+    machine_begin(batch->machine);
     batch->watch = (struct rollout_watch){.on_event = on_event, .context = batch};
     rollouts_watch(batch->machine->rollouts, &batch->watch);
     loop_timer_start(batch->machine->loop, &batch->tick, TICK_MS, on_tick, batch);

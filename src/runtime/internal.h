@@ -58,6 +58,9 @@ struct machine_options {
 };
 struct machine *machine_open(const struct config *config, const struct machine_options *options,
                              struct err *err);
+/* When nothing can go wrong any more: clears what a dead predecessor left. Before the first
+ * rollout. */
+void machine_begin(struct machine *machine);
 /* Ends the rollouts, then the sandboxes, then stops the control loop. After loop_run():
  * machine_free(). */
 void machine_close(struct machine *machine);
@@ -69,7 +72,7 @@ const struct agent_dirs *machine_agent_dirs(void);
 struct model *machine_model(const struct config *config, const char *spec, const char *key_env,
                             struct err *err);
 
-/* --- leftovers.c; both before the first rollout is submitted */
+/* --- leftovers.c */
 int leftovers_own(struct machine *machine, struct err *err); /* takes the lock others look at */
 void leftovers_mark(struct machine *machine);  /* rollouts of dead processes: infra_failed */
 void leftovers_sweep(struct machine *machine); /* sandboxes of dead processes: destroyed */

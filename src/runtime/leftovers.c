@@ -250,6 +250,8 @@ static void on_found(void *context, const struct sandbox_found *found, size_t co
                      const struct err *err)
 {
     struct machine_lane *room = context;
+    if (err && err->kind == ERR_CANCELLED)
+        return; /* we are closing already */
     if (err && err->kind != ERR_NONE) {
         LOG_WARN("runtime", NULL, "looking for left-over sandboxes: %s", err->text);
         return;

@@ -144,9 +144,13 @@ static int build(struct machine *machine, const struct machine_options *options,
     if (!machine->store || build_lanes(machine, err) < 0 ||
         build_rollouts(machine, options->parallel_max, err) < 0)
         return -1;
+    return 0;
+}
+
+void machine_begin(struct machine *machine)
+{
     leftovers_mark(machine);
     leftovers_sweep(machine);
-    return 0;
 }
 
 struct machine *machine_open(const struct config *config, const struct machine_options *options,

@@ -150,10 +150,12 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
     if (!serve.machine)
         return -1;
     int result = open_api(&serve, config, err);
-    if (result == 0)
+    if (result == 0) {
+        machine_begin(serve.machine);
         tell(&serve, config, on_ready, context);
-    else
+    } else {
         machine_close(serve.machine);
+    }
     loop_run(serve.machine->loop);
     machine_free(serve.machine);
     return result;
