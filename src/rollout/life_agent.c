@@ -5,6 +5,7 @@
 
 #include "rollout/life.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "json/json.h"
 
@@ -72,6 +73,10 @@ struct sandbox_spec life_shape(const struct life *life)
 void life_open_sandbox(struct life *life)
 {
     struct sandbox_spec spec = life_shape(life);
+    struct err err = {0};
+    if (life->plan->pool && life->capabilities & SANDBOX_CAN_POOL &&
+        sandboxes_pool(life->plan->lane.sandboxes, &spec, life->plan->pool, &err) < 0)
+        LOG_WARN("rollout", life->plan->id, "no pool of ready sandboxes: %s", err.text);
     life->result.tries++;
     life->provisioned = life->provision_failed = false;
     life->sandbox = sandbox_open(life->plan->lane.sandboxes, &spec, on_open, life);

@@ -53,6 +53,7 @@ struct rollouts_options {
      * its own. */
     uint64_t memory_bytes_max, disk_bytes_max;
     uint32_t pids_max, cpu_millis;
+    uint32_t pool; /* ready sandboxes kept per lane and shape, where the backend can; 0: none */
     /* Of each rollout's calls; 0: the gateway's own. */
     uint32_t calls_max, in_flight_max, keepalive_ms;
     size_t body_bytes_max, answer_bytes_max;

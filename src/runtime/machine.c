@@ -112,6 +112,7 @@ static int build_rollouts(struct machine *machine, uint32_t parallel_max, struct
         .disk_bytes_max = (uint64_t)config->sandbox_disk_bytes_max,
         .pids_max = (uint32_t)config->sandbox_pids_max,
         .cpu_millis = (uint32_t)config->sandbox_cpu_millis,
+        .pool = (uint32_t)config->sandbox_pool,
         .calls_max = (uint32_t)config->gateway_calls_max,
         .in_flight_max = (uint32_t)config->gateway_in_flight_max,
         .keepalive_ms = (uint32_t)config->gateway_keepalive_ms,
