@@ -99,7 +99,7 @@ TEST(a_shape_has_defaults_and_limits)
 
 static int load_filter(void)
 {
-    struct buf code = {0};
+    OWN(buf) struct buf code = {0};
     if (filter_compile(&code, NULL) < 0)
         return -1;
     struct sock_fprog program = {.len = (unsigned short)(code.size / sizeof(struct sock_filter)),

@@ -312,7 +312,6 @@ TEST(a_killed_keeper_takes_its_sandboxes_along_and_the_next_one_sweeps)
     EXPECT(full == 3); /* ".", "..", and the keeper's own */
     kill(keeper, SIGKILL);
     EXPECT(gone(keeper));
-    EXPECT(cgroups_of(keeper) > 0 || getuid() != 0);
     struct waiting closing = {0};
     sandbox_close(stage->box, stage_on_done, &closing);
     stage_until(stage, &closing.done);
