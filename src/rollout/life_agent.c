@@ -163,6 +163,7 @@ int life_open_session(struct life *life, struct err *err)
     const char *calls_path = arena_format(&life->arena, "%s/calls.jsonl", plan->dir);
     struct gateway_session_options options = {
         .rollout_id = plan->id,
+        .group_id = plan->group[0] ? plan->group : NULL,
         .task = plan->task->name,
         .index = plan->index,
         .mode = plan->mode,

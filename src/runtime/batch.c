@@ -167,6 +167,9 @@ static int load(struct batch *batch, const struct config *config, struct err *er
     enum gateway_mode mode;
     if (asked->mode && gateway_mode_read(asked->mode, &mode, err) < 0)
         return -1;
+    if (asked->mode && mode == GATEWAY_GATE)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "mode gate needs a trainer that answers; there is none in a batch");
     batch->agent = agent_spec_load(asked->agent, machine_agent_dirs(), err);
     if (!batch->agent)
         return -1;
