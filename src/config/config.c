@@ -449,7 +449,7 @@ void config_write_docs(struct buf *out)
 {
     buf_format(
         out, "# Settings\n\n"
-             "Made from the table in `src/config/settings.c` by `postern settings --markdown`; do "
+             "Made from the table in `src/config/settings.c` by `postern help --settings-markdown`; do "
              "not edit.\n\n"
              "Later sources win: the fallback, the file `$POSTERN_HOME/postern.toml` (or `--config "
              "FILE`, or "
