@@ -350,6 +350,18 @@ CASE(remove_takes_a_tree_and_forgives_a_missing_one, 60)
     }
 }
 
+CASE(files_go_where_tasks_and_agents_want_them, 60)
+{
+    static const char *const paths[] = {"/opt/postern/bin/x", "/app/x",  "/tests/x",
+                                        "/logs/verifier/x",   "/work/x", "x"};
+    struct err err = {0};
+    for (size_t i = 0; i < COUNT(paths); i++) {
+        if (stage_put(stage, stage->box, paths[i], STR("content"), 0644, &err) < 0)
+            EXPECT_TEXT(err.text, "");
+        EXPECT_TEXT(RUN(ARGV("cat", paths[i])).out, "content");
+    }
+}
+
 static unsigned char sample(size_t at)
 {
     return (unsigned char)(at * 131 + (at >> 9) * 7);
