@@ -200,8 +200,11 @@ static unsigned start_v2(struct cgroups *cgroups, const struct found_mount *moun
         (void)rmdir(tree->path);
     }
     tree->path[0] = '\0';
-    snprintf(cgroups->reason, sizeof cgroups->reason,
-             "the control group '%.150s' is not delegated to this user", own);
+    snprintf(
+        cgroups->reason, sizeof cgroups->reason,
+        "the control group '%.150s' cannot pass on controllers: it has processes of its own, or "
+        "is not delegated to this user",
+        own);
     return 0;
 }
 
@@ -262,6 +265,18 @@ void cgroups_start(struct cgroups *cgroups, const char *name)
     if (!cgroups->reason[0] && !(cgroups->controllers & 1u << CGROUP_PIDS))
         snprintf(cgroups->reason, sizeof cgroups->reason,
                  "the pids controller is not available to this user");
+}
+
+pid_t cgroups_warm_up(const struct cgroups *cgroups)
+{
+    if (!cgroups->tree_count || cgroups->trees[0].v2)
+        return 0;
+    pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    for (unsigned i = 0; i < cgroups->tree_count; i++)
+        (void)write_at(cgroups->trees[i].path, "", "cgroup.procs", "0");
+    _exit(0);
 }
 
 static void leaf_name(const struct cgroup_leaf *leaf, char name[16])

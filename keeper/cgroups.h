@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/list.h"
 
@@ -54,6 +55,10 @@ struct cgroup_limits {
 
 /* Finds out what there is and makes our own group. Never fails: what is missing is in `reason`. */
 void cgroups_start(struct cgroups *cgroups, const char *name);
+/* The first process that is moved between v1 groups after a while waits for all processors to take
+ * notice (10 to 20 ms). Starts that wait now, in a process of its own, which the caller reaps; 0:
+ * none. */
+pid_t cgroups_warm_up(const struct cgroups *cgroups);
 void cgroups_stop(struct cgroups *cgroups); /* removes everything of ours */
 /* Removes a group that a keeper left which is gone, as its state file names it. */
 void cgroups_sweep(const char *path);

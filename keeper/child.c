@@ -108,8 +108,10 @@ static int own_session(const struct child_start *start, struct err *err)
     for (int i = 0; i < 3; i++)
         if (dup2(start->null, i) < 0)
             return err_errno(err, "closing standard streams");
-    /* Keyrings are not namespaced. A kernel without them has none to protect. */
-    if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL, 0, 0, 0) < 0 && errno != ENOSYS)
+    /* Keyrings are not namespaced. A kernel without them has none to protect; a user who may not
+     * have more shares the keeper's own, which is empty. */
+    if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL, 0, 0, 0) < 0 && errno != ENOSYS &&
+        errno != EDQUOT)
         return err_errno(err, "a keyring of its own");
     return 0;
 }

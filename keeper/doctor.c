@@ -384,6 +384,18 @@ static void try_io_uring(struct trial *trial)
     try_setting(trial, "/proc/sys/kernel/io_uring_disabled", "2");
 }
 
+/* Counted for all sandboxes of one user together, whatever ids they have inside. */
+static void try_inotify(struct trial *trial)
+{
+    OWN(buf) struct buf text = {0};
+    if (file_read("/proc/sys/fs/inotify/max_user_instances", 64, &text, NULL) < 0) {
+        tell(trial, false, "this kernel has no inotify");
+        return;
+    }
+    long many = strtol(buf_text(&text), NULL, 10);
+    tell(trial, many >= 1024, "fs.inotify.max_user_instances is %ld", many);
+}
+
 static void try_disk(struct trial *trial)
 {
     struct statvfs facts;
@@ -480,6 +492,9 @@ static const struct {
      "sandboxes are safe: the seccomp filter refuses it"},
     {"io_uring switched off", try_io_uring, false,
      "sandboxes are safe: the seccomp filter refuses it"},
+    {"file watches", try_inotify, false,
+     "that many for all sandboxes together; programs that watch files need more for many "
+     "sandboxes"},
     {"disk space", try_disk, false, "images and sandboxes on disk may not fit"},
     {"a whole sandbox", try_whole, true, "see above for what is missing"},
 };

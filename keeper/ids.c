@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <pwd.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -109,6 +108,24 @@ static void choose_ranges(struct ids *ids)
         ids->taken = mem_zero((ids->slots / 64 + 1) * sizeof *ids->taken);
 }
 
+/* From /etc/passwd itself: the keeper is linked without the libraries that know other places. */
+static void find_user_name(uid_t uid, char *name, size_t size)
+{
+    name[0] = '\0';
+    FILE *file = fopen("/etc/passwd", "re");
+    char line[1024];
+    while (file && fgets(line, sizeof line, file)) {
+        char *who = strtok(line, ":"), *id = strtok(NULL, ":");
+        id = id ? strtok(NULL, ":") : NULL;
+        if (id && strtoul(id, NULL, 10) == uid) {
+            snprintf(name, size, "%s", who);
+            break;
+        }
+    }
+    if (file)
+        fclose(file);
+}
+
 /* Finds "name:start:count" or "uid:start:count" with at least one range's worth. */
 static bool find_subordinate(const char *path, const char *name, uid_t uid, unsigned long *start,
                              unsigned long *count)
@@ -151,8 +168,8 @@ static int run_mapper(const char *program, pid_t pid, unsigned own, unsigned lon
 /* Forked before the namespace exists; fills its maps from outside. Exit status 0: done. */
 static pid_t start_mapper(int ready[2], uid_t uid, gid_t gid)
 {
-    struct passwd *entry = getpwuid(uid);
-    const char *name = entry ? entry->pw_name : "";
+    char name[256];
+    find_user_name(uid, name, sizeof name);
     unsigned long uid_start, uid_count, gid_start, gid_count;
     if (!find_subordinate("/etc/subuid", name, uid, &uid_start, &uid_count) ||
         !find_subordinate("/etc/subgid", name, uid, &gid_start, &gid_count))

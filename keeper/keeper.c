@@ -12,6 +12,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/keyctl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,6 +26,8 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -228,16 +231,20 @@ static int prepare_machine(struct keeper *keeper, struct err *err)
         return err_errno(err, "a mount namespace for the keeper");
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
         return err_errno(err, "making the keeper's mounts private");
+    (void)syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL, 0, 0, 0);
     if (open_state(keeper, err) < 0)
         return -1;
+    cgroups_start(&keeper->cgroups, keeper->name);
+    if (write_state(keeper, err) < 0)
+        return -1;
+    keeper->warm_up = cgroups_warm_up(&keeper->cgroups);
     keeper_sweep(keeper->options.state_dir);
     keeper->porter = open_porter(keeper->options.porter, err);
     keeper->filter = keeper->porter < 0 ? -1 : filter_open(err);
     if (keeper->filter < 0)
         return -1;
-    cgroups_start(&keeper->cgroups, keeper->name);
     mounts_prune(is_own_cgroup, keeper);
-    if (write_state(keeper, err) < 0 || stage_build(&keeper->stage, &keeper->ids, err) < 0)
+    if (stage_build(&keeper->stage, &keeper->ids, err) < 0)
         return -1;
     struct net *net = net_take(&keeper->nets, err); /* can it be done at all? */
     if (!net)
@@ -392,6 +399,8 @@ void keeper_run(struct keeper *keeper)
     } mood = BUSY; /* what there may be to make ready: parts, all, nothing */
     for (;;) {
         uint64_t now = clock_mono_ms();
+        if (keeper->warm_up > 0 && waitpid(keeper->warm_up, NULL, WNOHANG) != 0)
+            keeper->warm_up = 0;
         if (now >= next_tick || keeper->ending) {
             tick(keeper, now);
             next_tick = now + TICK_MS;

@@ -191,6 +191,7 @@ struct keeper {
     uint64_t empty_since_ms;
     uint64_t created_count, layer_count;
     struct watch listen_watch;
+    pid_t warm_up; /* see cgroups.h */
     bool ending;
 };
 

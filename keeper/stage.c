@@ -139,7 +139,8 @@ static void copy_file(int from, int to, const char *name, mode_t mode)
 static void copy_entry(int from, int to, const char *name, unsigned *left)
 {
     struct stat facts;
-    if (*left == 0 || fstatat(from, name, &facts, AT_SYMLINK_NOFOLLOW) < 0)
+    if (*left == 0 || str_ends(str_of(name), STR(".gz")) || /* alternatives of manual pages */
+        fstatat(from, name, &facts, AT_SYMLINK_NOFOLLOW) < 0)
         return;
     (*left)--;
     if (S_ISLNK(facts.st_mode)) {
