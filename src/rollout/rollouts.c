@@ -264,11 +264,9 @@ static void dispatch(struct rollouts *rollouts)
 }
 
 /* ---------------------------------------------------------------- reports */
-static void maybe_closed(struct rollouts *rollouts)
+static void close_now(void *argument)
 {
-    if (!rollouts->closing || rollouts->gone || rollouts->counts.running || rollouts->counts.queued)
-        return;
-    rollouts->gone = true;
+    struct rollouts *rollouts = argument;
     void (*on_closed)(void *) = rollouts->on_closed;
     void *context = rollouts->close_context;
     LIST_EACH (at, &rollouts->all)
@@ -278,6 +276,15 @@ static void maybe_closed(struct rollouts *rollouts)
     free(rollouts);
     if (on_closed)
         on_closed(context);
+}
+
+/* Once, when the last has had its final event; the memory stays until this tick is over. */
+static void maybe_closed(struct rollouts *rollouts)
+{
+    if (!rollouts->closing || rollouts->gone || rollouts->counts.running || rollouts->counts.queued)
+        return;
+    rollouts->gone = true;
+    loop_defer(rollouts->loop, close_now, rollouts);
 }
 
 static void take_final(struct entry *entry, struct report *report)
@@ -376,19 +383,13 @@ struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *
     return rollouts;
 }
 
-static void close_when_idle(void *argument)
-{
-    maybe_closed(argument);
-}
-
 void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context), void *context)
 {
     rollouts->closing = true;
     rollouts->on_closed = on_closed;
     rollouts->close_context = context;
     rollouts_cancel_all(rollouts, "the server is closing", false);
-    if (!rollouts->counts.running && !rollouts->counts.queued)
-        loop_defer(rollouts->loop, close_when_idle, rollouts);
+    maybe_closed(rollouts);
 }
 
 /* The folder says who looks after the rollout, so that a later start can tell the dead from the

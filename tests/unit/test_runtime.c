@@ -170,6 +170,7 @@ TEST_WITHIN(a_batch_runs_each_task_so_many_times_and_adds_up, 60)
     EXPECT_INT(sum.failed, 2);
     EXPECT(!sum.cancelled);
     EXPECT(strstr(shown.result, "\"run\":\"label\"") != NULL);
+    free(shown.result);
     end();
 }
 
@@ -237,6 +238,7 @@ TEST_WITHIN(rollouts_of_a_dead_server_come_back_once_and_those_of_a_living_one_a
     shown.notes[0] = '\0';
     EXPECT_INT(run_batch(&shown, &sum, tasks, 1, 1), 0);
     EXPECT_TEXT(shown.notes, "");
+    free(shown.result);
     end();
 }
 
