@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/openat2.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -160,6 +161,20 @@ static void raise_oom_score(int proc)
     (void)close(fd);
 }
 
+/* Magic links (/proc/self/fd/N) would lead out of the sandbox through a descriptor of our own: they
+ * are never followed. */
+static int enter(const char *path)
+{
+    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
+                           .resolve = RESOLVE_NO_MAGICLINKS};
+    int directory = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    if (directory < 0)
+        return -1;
+    int entered = fchdir(directory);
+    close(directory);
+    return entered;
+}
+
 /* Runs in the child until exec; returns only when something failed. */
 static const char *prepare(struct launch *launch)
 {
@@ -178,7 +193,7 @@ static const char *prepare(struct launch *launch)
     const char *failed = launch_become(launch->world, launch->user, options->root_caps);
     if (failed)
         return failed;
-    if (chdir(launch->cwd) < 0)
+    if (enter(launch->cwd) < 0)
         return "working directory";
     reset_signals();
     search_and_exec(launch);

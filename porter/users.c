@@ -2,9 +2,8 @@
  *
  * /etc/passwd and /etc/group belong to the sandbox, so they are read as hostile text: at most 1
  * MiB, a regular file, lines with the right number of fields, numbers of decimal digits only. "+1",
- * "0x0",
- * "-1" and numbers past 32 bits are refused rather than understood. 4294967295 means "no change" to
- * the kernel and is refused too. */
+ * "0x0", "00", "-1" and numbers past 32 bits are refused rather than understood. 4294967295 means
+ * "no change" to the kernel and is refused too. */
 #include "porter.h"
 
 #include <fcntl.h>
@@ -20,7 +19,7 @@
 
 bool user_number(struct str text, uint32_t *number)
 {
-    if (!text.size || text.size > 10)
+    if (!text.size || text.size > 10 || (text.size > 1 && text.data[0] == '0'))
         return false;
     uint64_t value = 0;
     for (size_t i = 0; i < text.size; i++) {

@@ -54,6 +54,10 @@ static int check_env(struct cli *cli, const struct flag_list *env)
 static int execute(struct cli *cli, const struct exec_flags *own, const char *const *argv)
 {
     const struct config *config = &cli->config;
+    if (own->user && !own->user[0]) {
+        err_set(&cli->err, ERR_INPUT, "--user is empty; give root, a name or uid[:gid]");
+        return cli_fail(cli);
+    }
     bool as_root = own->as_root || (own->user && strcmp(own->user, "root") == 0);
     struct runtime_exec exec = {
         .argv = argv,

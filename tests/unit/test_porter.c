@@ -109,7 +109,7 @@ TEST(root_is_recognised_without_looking_anything_up)
     EXPECT(user_is_root(STR("root"), 1000));
     EXPECT(user_is_root(STR("0"), 1000));
     EXPECT(user_is_root(STR("0:5"), 1000));
-    EXPECT(user_is_root(STR("00"), 1000));
+    EXPECT(!user_is_root(STR("00"), 1000));
     EXPECT(!user_is_root(STR("0x0"), 1000));
     EXPECT(!user_is_root(STR("1000"), 0));
 }
