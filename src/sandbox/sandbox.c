@@ -295,8 +295,9 @@ static void on_found(void *context, const struct sandbox_found *found, size_t co
     struct search_part *part = context;
     struct search *search = part->search;
     if (err && err->kind) {
-        LOG_WARN("sandbox", NULL, "backend '%s' cannot say what is left: %s", part->slot->name,
-                 err->text);
+        if (err->kind != ERR_CANCELLED) /* we are going: nobody asks any more */
+            LOG_WARN("sandbox", NULL, "backend '%s' cannot say what is left: %s", part->slot->name,
+                     err->text);
         search->err = *err;
     }
     for (size_t i = 0; i < count; i++) {
