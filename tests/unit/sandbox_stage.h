@@ -43,7 +43,9 @@ struct target {
     const char *backend;                         /* sandbox_spec.backend */
     const char *(*prepare)(struct stage *stage); /* NULL, or why it cannot be had here */
     const char *(*left)(struct stage *stage);    /* NULL, or what was left behind after closing */
-    bool shares_host;                            /* its processes and loopback are the host's */
+    /* Makes what a killed server would leave behind, with this id and the label "old"; may be NULL.
+     */
+    bool (*forge)(struct stage *stage, const char *id);
 };
 
 struct stage {
@@ -501,6 +503,15 @@ static STAGE_UNUSED const char *left_ssh(struct stage *stage)
     return host_quiet(stage, stage->dir) ? NULL : "a process";
 }
 
+static STAGE_UNUSED bool forge_ssh(struct stage *stage, const char *id)
+{
+    snprintf(stage->text, sizeof stage->text,
+             "cd %s/remote/sandboxes && mkdir %s && cd %s && printf old > label && "
+             "touch -d '5 minutes ago' label && echo 999999999 1 > process",
+             stage->dir, id, id);
+    return HOST("sh", "-c", stage->text) == 0;
+}
+
 #define PODMAN(...)                                                                                \
     HOST("podman", "--root", getenv("BACKEND_PODMAN_STORE"), "--runroot",                          \
          getenv("BACKEND_PODMAN_RUNROOT"), "--storage-driver", "vfs", "--cgroup-manager",          \
@@ -559,6 +570,14 @@ static STAGE_UNUSED const char *left_podman(struct stage *stage)
     if (HOST("sh", "-c", stage->text) != 0)
         return "a container";
     return host_quiet(stage, shared_dir) ? NULL : "a process";
+}
+
+static STAGE_UNUSED bool forge_podman(struct stage *stage, const char *id)
+{
+    (void)stage;
+    return PODMAN("run", "--name", id, "--label", "postern.sandbox=1", "--label",
+                  "postern.label=old", "--network", "none", "--ulimit", "nofile=4096:4096",
+                  "--ulimit", "nproc=4096:4096", "localhost/postern-test", "true") == 0;
 }
 
 #endif

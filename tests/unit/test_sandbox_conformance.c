@@ -10,10 +10,16 @@
 
 static const struct target target_local = {
     .name = "local", .backend = "local", .prepare = prepare_local};
-static const struct target target_ssh = {
-    .name = "ssh", .backend = "ssh:target", .prepare = prepare_ssh, .left = left_ssh};
-static const struct target target_podman = {
-    .name = "podman", .backend = "podman", .prepare = prepare_podman, .left = left_podman};
+static const struct target target_ssh = {.name = "ssh",
+                                         .backend = "ssh:target",
+                                         .prepare = prepare_ssh,
+                                         .left = left_ssh,
+                                         .forge = forge_ssh};
+static const struct target target_podman = {.name = "podman",
+                                            .backend = "podman",
+                                            .prepare = prepare_podman,
+                                            .left = left_podman,
+                                            .forge = forge_podman};
 
 static void play(const struct target *target, void (*act)(struct stage *stage))
 {
@@ -811,6 +817,49 @@ CASE(a_snapshot_can_be_forked_where_it_is_declared, 60)
     for (int i = 0; i < 3; i++)
         EXPECT_INT(stage_close(stage, forks[i], &err), 0);
     sandboxes_drop_layer(stage->boxes, layer.id);
+}
+
+struct search {
+    bool done, complete;
+    size_t count;
+    struct err err;
+};
+
+static void on_found(void *context, const struct sandbox_found *found, size_t count,
+                     const struct err *err)
+{
+    struct search *search = context;
+    search->done = true;
+    search->count = count;
+    if (err)
+        search->err = *err;
+    search->complete =
+        count == 1 && strcmp(found[0].id, "sb-old") == 0 && strcmp(found[0].label, "old") == 0;
+}
+
+CASE(what_a_killed_server_left_is_found_and_what_lives_is_not, 60)
+{
+    if (!stage->target->forge)
+        return; /* the keeper's own tests */
+    struct err err = {0};
+    struct stage other = *stage; /* another server with a sandbox of its own there */
+    stage_open_manager(&other, 0, 0);
+    EXPECT_INT(stage_open(&other, &other.spec, &other.box, &err), 0);
+    EXPECT(stage->target->forge(stage, "sb-old"));
+    struct search search = {0}, again = {0};
+    sandboxes_find(stage->boxes, on_found, &search);
+    stage_until(stage, &search.done);
+    EXPECT_TEXT(search.err.text, "");
+    EXPECT_INT(search.count, 1);
+    EXPECT(search.complete);
+    struct waiting waiting = {0};
+    sandboxes_destroy_found(stage->boxes, "sb-old", stage_on_done, &waiting);
+    stage_until(stage, &waiting.done);
+    EXPECT_TEXT(waiting.err.text, "");
+    sandboxes_find(stage->boxes, on_found, &again);
+    stage_until(stage, &again.done);
+    EXPECT_INT(again.count, 0);
+    stage_close_manager(&other);
 }
 
 /* ---------------------------------------------------------------- neighbours */
