@@ -27,4 +27,6 @@ void chat_write_delta(struct dialect_writer *writer, const struct trace_delta *d
 void chat_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                        const struct trace_usage *usage, struct buf *out);
 
+bool chat_newer_limit(struct str model);
+
 #endif

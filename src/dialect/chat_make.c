@@ -137,9 +137,13 @@ static void put_sampling(const struct trace_sampling *sampling,
                         override->has_temperature ? override->temperature : sampling->temperature);
     if (override->has_top_p || sampling->has_top_p)
         json_set_double(out, "top_p", override->has_top_p ? override->top_p : sampling->top_p);
-    int64_t max = override->tokens_max ? override->tokens_max : sampling->tokens_max;
+    int64_t max = override->tokens_max &&
+                          (!sampling->tokens_max || override->tokens_max < sampling->tokens_max)
+                      ? override->tokens_max
+                      : sampling->tokens_max;
     if (max)
-        json_set_int(out, "max_tokens", max);
+        json_set_int(
+            out, chat_newer_limit(override->model) ? "max_completion_tokens" : "max_tokens", max);
     if (sampling->has_seed)
         json_set_int(out, "seed", sampling->seed);
     if (sampling->stop_count) {
@@ -164,13 +168,21 @@ void chat_write_request(const struct trace_request *request,
     json_end_array(&json);
     put_tools(request, &json);
     put_sampling(&request->sampling, override, &json);
-    if (override->capture) {
+    bool sglang = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
+    if (override->capture)
         json_set_bool(&json, "logprobs", true);
+    if (override->capture && !sglang && override->engine != DIALECT_ENGINE_OPENAI) {
         json_set_bool(&json, "return_token_ids", true);
         json_set_bool(&json, "return_tokens_as_token_ids", true);
     }
-    json_set_bool(&json, "stream", request->stream);
-    if (request->stream)
+    if (sglang) { /* it gives the prompt's ids only with whole answers */
+        json_set_bool(&json, "return_meta_info", true);
+        json_set_bool(&json, "return_prompt_token_ids", true);
+    }
+    if (override->thinking_off)
+        json_set_raw(&json, "chat_template_kwargs", STR("{\"enable_thinking\":false}"));
+    json_set_bool(&json, "stream", request->stream && !sglang);
+    if (request->stream && !sglang)
         json_set_raw(&json, "stream_options", STR("{\"include_usage\":true}"));
     json_end_object(&json);
 }

@@ -290,13 +290,75 @@ static void edit_number(struct edits *edits, const char *key, double value, stru
     edit(edits, key, buf_str(text));
 }
 
-/* The agent's own choice of spelling is kept; the other is removed if both are there. */
-static void edit_tokens_max(struct edits *edits, struct json body, int64_t max, struct buf *text)
+/* Models that know only the newer spelling of the limit. */
+bool chat_newer_limit(struct str model)
 {
-    bool newer = read_is_there(json_get(body, "max_completion_tokens"));
-    buf_format(text, "%lld", (long long)max);
+    static const char *const newer[] = {"gpt-5", "o1", "o3", "o4"};
+    long slash;
+    while ((slash = str_find_byte(model, '/')) >= 0)
+        model = str_from(model, (size_t)slash + 1);
+    for (size_t i = 0; i < COUNT(newer); i++)
+        if (str_starts(model, str_of(newer[i])))
+            return true;
+    return false;
+}
+
+/* The agent's own choice of spelling is kept unless the model has only the newer one; the other is
+ * removed if both are there. A limit of the agent's that is smaller stays. */
+static void edit_tokens_max(struct edits *edits, struct json body,
+                            const struct dialect_override *override, struct buf *text)
+{
+    struct json old_value = json_get(body, "max_tokens");
+    struct json new_value = json_get(body, "max_completion_tokens");
+    bool newer = read_is_there(new_value);
+    struct json asked = newer ? new_value : old_value;
+    int64_t max = override->tokens_max ? read_cap(override->tokens_max, asked) : 0;
+    bool rename = !newer && read_is_there(old_value) && chat_newer_limit(override->model);
+    if (!max && !rename && !(override->tokens_max && newer && read_is_there(old_value)))
+        return;
+    newer |= chat_newer_limit(override->model);
+    buf_format(text, "%lld", max ? (long long)max : json_int_or(asked, 0));
     edit(edits, newer ? "max_completion_tokens" : "max_tokens", buf_str(text));
     edit(edits, newer ? "max_tokens" : "max_completion_tokens", STR_NONE);
+}
+
+/* What the agent itself says about thinking stays. */
+static void edit_thinking(struct edits *edits, struct json body, struct buf *text)
+{
+    struct json options = json_get(body, "chat_template_kwargs");
+    struct json_edit off = {"enable_thinking", STR("false")};
+    if (json_exists(json_get(options, "enable_thinking")))
+        return;
+    if (json_type(options) == JSON_OBJECT)
+        json_splice(options, &off, 1, text);
+    else
+        buf_format(text, "{\"enable_thinking\":false}");
+    edit(edits, "chat_template_kwargs", buf_str(text));
+}
+
+/* SGLang gives the prompt's ids only with whole answers, so it is asked for one. */
+static void edit_capture(struct edits *edits, struct json body, enum dialect_engine engine)
+{
+    bool asked = json_true(json_get(body, "logprobs"));
+    edit(edits, "logprobs", STR("true"));
+    switch (engine) {
+    case DIALECT_ENGINE_AUTO:
+    case DIALECT_ENGINE_VLLM:
+        /* Token texts in log-probability entries stay texts when the agent itself wants to read
+         * them. */
+        if (!asked)
+            edit(edits, "return_tokens_as_token_ids", STR("true"));
+        edit(edits, "return_token_ids", STR("true"));
+        break;
+    case DIALECT_ENGINE_SGLANG:
+        edit(edits, "return_meta_info", STR("true"));
+        edit(edits, "return_prompt_token_ids", STR("true"));
+        edit(edits, "stream", STR("false"));
+        edit(edits, "stream_options", STR_NONE);
+        break;
+    case DIALECT_ENGINE_OPENAI:
+        break;
+    }
 }
 
 static void edit_stream_options(struct edits *edits, struct json body, struct buf *text)
@@ -314,6 +376,7 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
                           struct buf *out)
 {
     OWN(buf) struct buf model = {0}, temperature = {0}, top_p = {0}, max = {0}, options = {0};
+    OWN(buf) struct buf thinking = {0};
     struct edits edits = {0};
     if (override->model.data) {
         json_quote(&model, override->model);
@@ -323,17 +386,13 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
         edit_number(&edits, "temperature", override->temperature, &temperature);
     if (override->has_top_p)
         edit_number(&edits, "top_p", override->top_p, &top_p);
-    if (override->tokens_max)
-        edit_tokens_max(&edits, body, override->tokens_max, &max);
-    if (override->capture) {
-        /* Token texts in log-probability entries stay texts when the agent itself wants to read
-         * them. */
-        if (!json_true(json_get(body, "logprobs")))
-            edit(&edits, "return_tokens_as_token_ids", STR("true"));
-        edit(&edits, "logprobs", STR("true"));
-        edit(&edits, "return_token_ids", STR("true"));
-    }
-    if (override->usage && json_true(json_get(body, "stream")))
+    edit_tokens_max(&edits, body, override, &max);
+    if (override->thinking_off)
+        edit_thinking(&edits, body, &thinking);
+    if (override->capture)
+        edit_capture(&edits, body, override->engine);
+    bool whole = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
+    if (override->usage && json_true(json_get(body, "stream")) && !whole)
         edit_stream_options(&edits, body, &options);
     json_splice(body, edits.rows, edits.count, out);
 }

@@ -64,6 +64,14 @@ extern const struct dialect dialect_completions;
 int dialect_read_request(const struct dialect_route *route, struct json body, struct arena *arena,
                          struct trace_request *out, struct err *err);
 
+/* How an engine is asked for token ids and log-probabilities. */
+enum dialect_engine {
+    DIALECT_ENGINE_AUTO, /* vLLM's fields; servers that do not know them ignore them */
+    DIALECT_ENGINE_VLLM,
+    DIALECT_ENGINE_SGLANG,
+    DIALECT_ENGINE_OPENAI, /* log-probabilities only: unknown fields would be refused */
+};
+
 /* What is imposed on a request on its way to the upstream. Everything else stays byte for byte. */
 struct dialect_override {
     struct str model; /* STR_NONE: as it is */
@@ -71,7 +79,9 @@ struct dialect_override {
     bool usage;       /* ask for usage at the end of a stream */
     bool has_temperature, has_top_p;
     double temperature, top_p;
-    int64_t tokens_max; /* 0: as it is; else replaces either spelling */
+    int64_t tokens_max; /* 0: as it is; else replaces either spelling, unless it is smaller */
+    enum dialect_engine engine;
+    bool thinking_off; /* tell the engine's template not to think */
 };
 void dialect_rewrite_request(const struct dialect *dialect, struct json body,
                              const struct dialect_override *override, struct buf *out);

@@ -1,8 +1,8 @@
 /* dialect_chat.c - OpenAI chat completions as spoken by model servers: reading their answers, whole
  * or streamed.
  *
- * Token ids and log-probabilities are taken in the spellings of vLLM: `prompt_token_ids` on the
- * body, its first chunk or the choice; `token_ids` on the choice; `logprobs.content[]` with
+ * Token ids and log-probabilities are taken in the spellings of vLLM and SGLang: `prompt_token_ids`
+ * on the body, its first chunk or the choice; `token_ids` on the choice; `logprobs.content[]` with
  * `logprob`, and `token_id` or a token "token_id:N". Only the choice with index 0 counts: there is
  * one answer per call. */
 #include <math.h>
@@ -80,6 +80,23 @@ static void take_logprobs(struct answer_builder *builder, struct json logprobs,
     }
 }
 
+/* SGLang: meta_info.output_token_logprobs is a list of [logprob, id, text]. */
+static int take_meta_info(struct answer_builder *builder, struct json meta, struct err *err)
+{
+    struct json list = json_get(meta, "output_token_logprobs");
+    if (json_type(list) != JSON_ARRAY)
+        return 0;
+    buf_clear(&builder->logprobs);
+    builder->has_ids = builder->has_logprobs = true;
+    JSON_EACH (item, list) {
+        float logprob = (float)json_double_or(json_at(item.value, 0), NAN);
+        buf_append(&builder->logprobs, &logprob, sizeof logprob);
+        if (add_id(&builder->ids, json_at(item.value, 1), err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int take_tokens(struct answer_builder *builder, struct json root, struct json choice,
                        struct arena *scratch, struct err *err)
 {
@@ -92,7 +109,7 @@ static int take_tokens(struct answer_builder *builder, struct json root, struct 
     if (take_ids(json_get(choice, "token_ids"), &builder->ids, &builder->has_ids, err) < 0)
         return -1;
     take_logprobs(builder, json_get(choice, "logprobs"), scratch);
-    return 0;
+    return take_meta_info(builder, json_get(choice, "meta_info"), err);
 }
 
 /* ---------------------------------------------------------------- messages and deltas */
@@ -204,13 +221,15 @@ static int chat_read_body(struct answer_builder *builder, struct json body, stru
 /* ---------------------------------------------------------------- stripping */
 
 static size_t choice_edits(struct json choice, const struct dialect_reader_options *options,
-                           struct json_edit edits[3])
+                           struct json_edit edits[4])
 {
     size_t count = 0;
     if (options->strip_token_ids && json_exists(json_get(choice, "token_ids")))
         edits[count++] = (struct json_edit){"token_ids", STR_NONE};
     if (options->strip_token_ids && json_exists(json_get(choice, "prompt_token_ids")))
         edits[count++] = (struct json_edit){"prompt_token_ids", STR_NONE};
+    if (options->strip_token_ids && json_exists(json_get(choice, "meta_info")))
+        edits[count++] = (struct json_edit){"meta_info", STR_NONE};
     enum json_type logprobs = json_type(json_get(choice, "logprobs"));
     if (options->strip_logprobs && logprobs != JSON_NONE && logprobs != JSON_NULL)
         edits[count++] = (struct json_edit){"logprobs", STR("null")};
@@ -224,7 +243,7 @@ static bool strip_choices(struct json choices, const struct dialect_reader_optio
     bool any = false;
     buf_byte(out, '[');
     JSON_EACH (item, choices) {
-        struct json_edit edits[3];
+        struct json_edit edits[4];
         size_t count = choice_edits(item.value, options, edits);
         any |= count > 0;
         if (out->size > 1)

@@ -259,7 +259,8 @@ void google_rewrite_request(struct json body, const struct dialect_override *ove
         json_put_double(&(struct json_writer){.out = &top_p}, override->top_p);
         edits[count++] = (struct json_edit){"topP", buf_str(&top_p)};
     }
-    if (override->tokens_max) {
+    if (read_cap(override->tokens_max,
+                 json_get(json_get(body, "generationConfig"), "maxOutputTokens"))) {
         buf_format(&max, "%lld", (long long) override->tokens_max);
         edits[count++] = (struct json_edit){"maxOutputTokens", buf_str(&max)};
     }

@@ -63,6 +63,12 @@ int read_tokens_max(struct read_context *context, struct json body, const char *
     return 0;
 }
 
+int64_t read_cap(int64_t max, struct json asked)
+{
+    long long number;
+    return json_int(asked, &number) && number > 0 && number <= max ? 0 : max;
+}
+
 int read_flag(struct read_context *context, struct json body, const char *key, bool *out)
 {
     struct json value = json_get(body, key);

@@ -29,6 +29,8 @@ void *read_room(struct read_context *context, struct json array, size_t size);
 int read_number(struct read_context *context, struct json body, const char *key, bool *has,
                 double *out);
 int read_tokens_max(struct read_context *context, struct json body, const char *key, int64_t *out);
+/* The limit to impose where the agent asks for `asked`; 0: what it asks for is small enough. */
+int64_t read_cap(int64_t max, struct json asked);
 int read_flag(struct read_context *context, struct json body, const char *key, bool *out);
 /* A string or an array of strings. */
 int read_texts(struct read_context *context, struct json body, const char *key,

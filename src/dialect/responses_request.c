@@ -366,7 +366,7 @@ void responses_rewrite_request(struct json body, const struct dialect_override *
         json_put_double(&(struct json_writer){.out = &top_p}, override->top_p);
         edits[count++] = (struct json_edit){"top_p", buf_str(&top_p)};
     }
-    if (override->tokens_max) {
+    if (read_cap(override->tokens_max, json_get(body, "max_output_tokens"))) {
         buf_format(&max, "%lld", (long long) override->tokens_max);
         edits[count++] = (struct json_edit){"max_output_tokens", buf_str(&max)};
     }

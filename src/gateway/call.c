@@ -733,6 +733,10 @@ static void attempt(struct call *call)
         .request = &call->request,
         .path = buf_text(&path),
         .body = buf_str(call->rewritten.size ? &call->rewritten : &call->body->bytes),
+        .headers = call->headers,
+        .header_count = call->header_count,
+        .place = &session->place,
+        .retry = call->tries > 1,
         .rollout_id = session->rollout_id,
         .task = session->task,
         .index = session->index,
@@ -756,8 +760,6 @@ static void attempt(struct call *call)
         call->record.has_policy = true;
         call->record.policy_version = gate_policy(gate);
     }
-    if (call->exchange)
-        request.header_count = http_exchange_headers(call->exchange, &request.headers);
     call->upstream = upstream_start(session->gateway, session->model, &request, &handlers, call);
 }
 
@@ -824,6 +826,8 @@ static void rewrite(struct call *call)
         .has_top_p = session->sampling.has_top_p,
         .top_p = session->sampling.top_p,
         .tokens_max = session->sampling.tokens_max,
+        .engine = session->model->engine,
+        .thinking_off = session->model->thinking_off,
     };
     if (call->anew)
         (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);
@@ -930,6 +934,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->record.request_bytes = body.size;
     call->record.request = &call->request;
     call->record.deliveries = 1;
+    call->header_count = upstream_headers(exchange, &call->arena, &call->headers);
     rewrite(call);
     json_doc_deinit(&call->doc);
     retry_remember(call, &key);

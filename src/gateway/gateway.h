@@ -39,12 +39,18 @@ struct model_options {
     uint32_t connect_ms_max;    /* 0: 10 s */
     uint32_t attempts_max; /* 0: 6: upstream tries per call while nothing was sent to the agent */
     uint32_t retry_ms_max; /* 0: 60 s: longest single wait between tries */
+    uint32_t parallel_max; /* 0: no limit: calls at once per server */
+    double rate_max;       /* 0: no limit: calls per second and server */
+    uint32_t queue_max;    /* 0: 4096: calls that wait for one of the two above */
+    const char *engine;    /* "vllm", "sglang", "openai"; NULL or "auto": vLLM's spellings, which
+                              others ignore: how proxy mode asks for tokens */
+    bool thinking_off;     /* proxy mode asks the engine's template not to think */
 };
 
-/* "http://host:port/v1#name", "https://host/v1#name", "script:FILE" (docs/scripted-model.md) or
- * "gate:NAME": the trainer, under the name the agent is told; only in mode gate.
- * `options` may be NULL. Any thread. A key with blanks inside or an empty one is refused; it is
- * never logged, nor sent anywhere but to the model server. */
+/* "http://host:port/v1#name", several servers as "URL,URL#name" (docs/upstreams.md), "script:FILE"
+ * (docs/scripted-model.md) or "gate:NAME": the trainer, under the name the agent is told; only in
+ * mode gate. `options` may be NULL. Any thread. A key with blanks inside or an empty one is
+ * refused; it is never logged, nor sent anywhere but to the model server. */
 struct model *model_open(const char *spec, const struct model_options *options, struct err *err);
 struct model *model_ref(struct model *model); /* any thread */
 void model_unref(struct model *model);        /* any thread; NULL is fine */
@@ -53,6 +59,16 @@ static inline void own_model(struct model **model)
     model_unref(*model);
 }
 const char *model_spec(const struct model *model); /* as given */
+/* How a model's servers fare, for metrics; any thread. The model is valid during the callback. */
+struct model_upstream {
+    const char *url;
+    uint64_t requests, failures, retries, ejections;
+    uint32_t in_flight, waiting; /* now; waiting: for any of this model's servers */
+    bool ejected;
+};
+void model_each_upstream(void (*each)(void *context, const struct model *model,
+                                      const struct model_upstream *upstream),
+                         void *context);
 const char *model_name(const struct model *model); /* the part after '#', or the script's name */
 
 /* ---------------------------------------------------------------- modes */

@@ -10,6 +10,7 @@
 #ifndef GATEWAY_INNER_H
 #define GATEWAY_INNER_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/arena.h"
@@ -27,14 +28,75 @@ struct gate;
 struct retry;
 struct script;
 
+/* ---------------------------------------------------------------- upstream_pool.c */
+/* One server of a model. What is below the line is behind the pool's lock. */
+struct endpoint {
+    char *base_url;                    /* without a final slash */
+    bool bare;                         /* it has no path: the version goes in between */
+    char *proxy, *proxy_authorization; /* NULL: straight; none */
+    /* --- */
+    uint32_t in_flight, failures_row, ejections_row;
+    bool probing; /* a call finds out whether it is back */
+    uint64_t ejected_until_ms, busy_until_ms, allowance_ms;
+    double allowance;
+    uint64_t requests, failures, retries, ejections;
+};
+
+struct pool {
+    pthread_mutex_t lock;
+    struct endpoint *endpoints;
+    size_t count;
+    struct list waiting; /* seats, the oldest first */
+    uint32_t waiting_count, queue_max;
+    uint32_t parallel_max; /* per endpoint; 0: no limit */
+    double rate_max;       /* calls per second and endpoint; 0: no limit */
+};
+void pool_init(struct pool *pool);
+void pool_deinit(struct pool *pool);
+struct endpoint *pool_add(struct pool *pool, struct str base_url);
+void pool_read(struct pool *pool, size_t index, struct model_upstream *out);
+
+/* Where a rollout is at home, and where it was disappointed. Numbers from 1; 0: nowhere. */
+struct place {
+    uint32_t endpoint, avoid;
+};
+struct seat_options {
+    struct place *place; /* kept up to date */
+    uint32_t wait_ms_max;
+    bool retry;
+};
+enum seat_end {
+    SEAT_FINE,
+    SEAT_BUSY, /* it said that it has too much to do */
+    SEAT_FAILED,
+    SEAT_LEFT, /* nothing was learnt */
+};
+struct seat;
+/* Either seat_endpoint() is there at once, or on_seat comes once: with the endpoint or an error. */
+struct seat *seat_ask(struct pool *pool, struct loop *loop, const struct seat_options *options,
+                      void (*on_seat)(void *context, const struct err *err), void *context);
+const struct endpoint *seat_endpoint(const struct seat *seat); /* NULL: it waits */
+/* Any time; silent afterwards. NULL is fine. */
+void seat_leave(struct seat *seat, enum seat_end end, int64_t busy_ms);
+
+/* ---------------------------------------------------------------- upstream_proxy.c */
+/* Both are NULL or to be freed. */
+int proxy_find(const struct http_url *url, char **proxy, char **authorization, struct err *err);
+bool proxy_excluded(const char *list, struct str host, uint16_t port);
+
 /* ---------------------------------------------------------------- model.c */
 struct model {
     atomic_uint references;
+    struct list node; /* among all models */
     char *spec, *name;
-    char *base_url; /* without a final slash; NULL: a script */
-    char *key;      /* NULL: none */
+    const char *base_url; /* of the first server; NULL: a script */
+    struct pool pool;
+    char *key; /* NULL: none */
     char *ca_file;
     const struct dialect *api; /* NULL: the agent's own */
+    enum dialect_engine engine;
+    bool thinking_off;
+    atomic_bool ready; /* all of the above is in place */
     struct script *script;
     struct model_options options; /* numbers only; defaults put in */
 };
@@ -66,9 +128,11 @@ struct upstream_request {
     const struct trace_request *request;
     const char *path;                  /* "/chat/completions" */
     struct str body;                   /* as it goes out */
-    const struct http_header *headers; /* the agent's; an allowlist goes out */
+    const struct http_header *headers; /* the agent's that may go out: upstream_headers() */
     size_t header_count;
-    const char *rollout_id; /* for scripts */
+    struct place *place;
+    bool retry; /* not the first attempt */
+    const char *rollout_id;
     const char *task;
     uint32_t index, number;
     uint32_t *uses; /* how often each rule of the script was used in this session */
@@ -97,6 +161,9 @@ void upstream_pause(struct upstream *upstream);
 void upstream_resume(struct upstream *upstream);
 /* Any time, also from its own callbacks and after on_done. Silent afterwards. NULL is fine. */
 void upstream_close(struct upstream *upstream);
+/* Of an agent's headers those that mean something to a model server, copied. */
+size_t upstream_headers(struct http_exchange *exchange, struct arena *arena,
+                        const struct http_header **out);
 /* What a script says about tokens; valid until upstream_close(). NULL: nothing. */
 const struct trace_answer *upstream_tokens(const struct upstream *upstream);
 
@@ -210,6 +277,7 @@ struct gateway_session {
     struct gateway *gateway;
     struct retries retries;
     uint32_t retry_grace_ms;
+    struct place place; /* among the model's servers */
     struct http_server *server;
     struct model *model;
     char *rollout_id, *group_id, *task, *calls_path, *stop_reason;
@@ -303,6 +371,8 @@ struct call {
     int64_t retry_after_ms; /* what the upstream asked for; -1: nothing */
     struct str upstream_message, upstream_code;
 
+    const struct http_header *headers; /* the agent's that go on */
+    size_t header_count;
     struct retry *memory;   /* NULL: it is not remembered */
     struct buf sent;        /* of a stream: all that was relayed */
     struct list others;     /* older connections of the same agent that still live */

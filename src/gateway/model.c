@@ -1,5 +1,6 @@
-/* model.c - what answers calls: a model server behind a URL, or a script. Immutable after
- * model_open(), so that all lanes share it without locks; only the reference count moves.
+/* model.c - what answers calls: model servers behind URLs, a script, or the trainer. Immutable
+ * after model_open(), so that all lanes share it without locks; only the reference count and the
+ * servers' seats (upstream_pool.c) move.
  *
  * A key comes from an environment variable or a file, never from the URL or the command line, and
  * stays in this room. */
@@ -17,6 +18,12 @@
 #define CONNECT_MS (10 * 1000)
 #define ATTEMPTS 6
 #define RETRY_MS (60 * 1000)
+#define QUEUE_MAX 4096
+#define SERVERS_MAX 64
+
+/* All models there are, for metrics. */
+static pthread_mutex_t models_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list models = {&models, &models};
 
 static uint32_t or_default(uint32_t value, uint32_t fallback)
 {
@@ -59,25 +66,56 @@ static int read_key(struct model *model, const struct model_options *options, st
     return 0;
 }
 
-static int read_url(struct model *model, struct err *err)
+static int add_server(struct model *model, struct str base, struct err *err)
 {
-    struct str base = str_of(model->spec);
-    long hash = str_find_byte(base, '#');
-    if (hash < 0 || (size_t)hash + 1 == base.size)
-        return err_set(err, ERR_INPUT, "model '%s' names no model: write URL#name", model->spec);
-    model->name = str_dup(str_from(base, (size_t)hash + 1));
-    base = str_upto(base, (size_t)hash);
+    base = str_trim(base);
     while (base.size && base.data[base.size - 1] == '/')
         base.size--;
-    model->base_url = str_dup(base);
+    if (model->pool.count == SERVERS_MAX)
+        return err_set(err, ERR_LIMIT, "a model has at most %d servers", SERVERS_MAX);
+    struct endpoint *endpoint = pool_add(&model->pool, base);
     struct http_url url;
-    if (http_url_read(model->base_url, &url, err) < 0)
+    if (http_url_read(endpoint->base_url, &url, err) < 0)
         return err_wrap(err, "model '%s'", model->spec);
     if (str_find_byte(url.host, '@') >= 0)
         return err_set(err, ERR_INPUT, "a model's URL holds no user name or key");
     if (str_find_byte(url.path, '?') >= 0)
         return err_set(err, ERR_INPUT, "model '%s': the base URL has a query", model->spec);
+    endpoint->bare = !url.unix_path.size && str_is(url.path, "/");
+    return proxy_find(&url, &endpoint->proxy, &endpoint->proxy_authorization, err);
+}
+
+/* "URL,URL#name". */
+static int read_url(struct model *model, struct err *err)
+{
+    struct str rest = str_of(model->spec);
+    long hash = str_find_byte(rest, '#');
+    if (hash < 0 || (size_t)hash + 1 == rest.size)
+        return err_set(err, ERR_INPUT, "model '%s' names no model: write URL#name", model->spec);
+    model->name = str_dup(str_from(rest, (size_t)hash + 1));
+    rest = str_upto(rest, (size_t)hash);
+    while (rest.data)
+        if (add_server(model, str_cut(&rest, ','), err) < 0)
+            return -1;
+    model->base_url = model->pool.endpoints[0].base_url;
     return 0;
+}
+
+static int read_engine(struct model *model, const char *name, struct err *err)
+{
+    static const char *const names[] = {
+        [DIALECT_ENGINE_AUTO] = "auto",
+        [DIALECT_ENGINE_VLLM] = "vllm",
+        [DIALECT_ENGINE_SGLANG] = "sglang",
+        [DIALECT_ENGINE_OPENAI] = "openai",
+    };
+    for (size_t i = 0; i < COUNT(names); i++) {
+        if (!name || !name[0] || strcmp(name, names[i]) == 0) {
+            model->engine = (enum dialect_engine)i;
+            return 0;
+        }
+    }
+    return err_set(err, ERR_INPUT, "the engine '%s' is none of auto, vllm, sglang, openai", name);
 }
 
 struct model *model_open(const char *spec, const struct model_options *options, struct err *err)
@@ -87,18 +125,25 @@ struct model *model_open(const char *spec, const struct model_options *options, 
         options = &none;
     /* An '@' before the path would be a user name and perhaps a key: not even repeated in an error.
      */
-    struct str authority = str_of(spec);
-    long scheme = str_find(authority, STR("://"));
-    if (scheme >= 0) {
-        struct str rest = str_from(authority, (size_t)scheme + 3);
-        authority = str_cut(&rest, '/');
-        if (str_find_byte(authority, '@') >= 0) {
+    struct str rest = str_of(spec);
+    for (long scheme; (scheme = str_find(rest, STR("://"))) >= 0;) {
+        rest = str_from(rest, (size_t)scheme + 3);
+        struct str after = rest;
+        if (str_find_byte(str_cut(&after, '/'), '@') >= 0) {
             err_set(err, ERR_INPUT, "a model's URL holds no user name or key");
             return NULL;
         }
     }
     struct model *model = mem_zero(sizeof *model);
     atomic_init(&model->references, 1);
+    pool_init(&model->pool);
+    model->pool.parallel_max = options->parallel_max;
+    model->pool.rate_max = options->rate_max;
+    model->pool.queue_max = or_default(options->queue_max, QUEUE_MAX);
+    model->thinking_off = options->thinking_off;
+    pthread_mutex_lock(&models_lock);
+    list_append(&models, &model->node);
+    pthread_mutex_unlock(&models_lock);
     model->spec = mem_dup(spec);
     model->ca_file = mem_dup(options->ca_file);
     bool same = !options->api || !options->api[0] || strcmp(options->api, "same") == 0;
@@ -130,12 +175,15 @@ struct model *model_open(const char *spec, const struct model_options *options, 
     } else if (str_starts(str_of(spec), STR("http://")) ||
                str_starts(str_of(spec), STR("https://")) ||
                str_starts(str_of(spec), STR("unix:"))) {
-        result = read_url(model, err) < 0 ? -1 : read_key(model, options, err);
+        result = read_url(model, err) < 0 || read_engine(model, options->engine, err) < 0
+                     ? -1
+                     : read_key(model, options, err);
     } else {
         result =
             err_set(err, ERR_INPUT,
                     "model '%s' is none of http://..., https://..., script:FILE, gate:NAME", spec);
     }
+    atomic_store(&model->ready, result == 0);
     if (result == 0)
         return model;
     model_unref(model);
@@ -152,13 +200,16 @@ void model_unref(struct model *model)
 {
     if (!model || atomic_fetch_sub(&model->references, 1) != 1)
         return;
+    pthread_mutex_lock(&models_lock);
+    list_remove(&model->node);
+    pthread_mutex_unlock(&models_lock);
+    pool_deinit(&model->pool);
     if (model->key)
         explicit_bzero(model->key, strlen(model->key));
     script_free(model->script);
     free(model->key);
     free(model->spec);
     free(model->name);
-    free(model->base_url);
     free(model->ca_file);
     free(model);
 }
@@ -171,4 +222,21 @@ const char *model_spec(const struct model *model)
 const char *model_name(const struct model *model)
 {
     return model->name;
+}
+
+void model_each_upstream(void (*each)(void *context, const struct model *model,
+                                      const struct model_upstream *upstream),
+                         void *context)
+{
+    pthread_mutex_lock(&models_lock);
+    LIST_EACH (node, &models) {
+        struct model *model = LIST_OF(node, struct model, node);
+        size_t count = atomic_load(&model->ready) ? model->pool.count : 0;
+        for (size_t i = 0; i < count; i++) {
+            struct model_upstream upstream;
+            pool_read(&model->pool, i, &upstream);
+            each(context, model, &upstream);
+        }
+    }
+    pthread_mutex_unlock(&models_lock);
 }

@@ -52,15 +52,33 @@ TEST(overrides_touch_only_what_they_name)
     OWN(mem)
     char *two =
         rewritten("{\"max_tokens\":5,\"max_completion_tokens\":6,\"top_p\":0.1}", &sampling);
-    EXPECT_TEXT(two, "{\"max_completion_tokens\":64,\"top_p\":1,\"temperature\":0.7}");
+    EXPECT_TEXT(two, "{\"max_completion_tokens\":6,\"top_p\":1,\"temperature\":0.7}");
+    OWN(mem) char *capped = rewritten("{\"max_tokens\":500}", &sampling);
+    EXPECT_TEXT(capped, "{\"max_tokens\":64,\"temperature\":0.7,\"top_p\":1}");
+    struct dialect_override newer = {.model = STR("openai/gpt-5-mini")};
+    OWN(mem) char *renamed = rewritten("{\"max_tokens\":500}", &newer);
+    EXPECT_TEXT(renamed, "{\"model\":\"openai/gpt-5-mini\",\"max_completion_tokens\":500}");
+    struct dialect_override quiet = {.thinking_off = true};
+    OWN(mem) char *calm = rewritten("{\"chat_template_kwargs\":{\"a\":1}}", &quiet);
+    EXPECT_TEXT(calm, "{\"chat_template_kwargs\":{\"a\":1,\"enable_thinking\":false}}");
+    OWN(mem)
+    char *kept = rewritten("{\"chat_template_kwargs\":{\"enable_thinking\":true}}", &quiet);
+    EXPECT_TEXT(kept, "{\"chat_template_kwargs\":{\"enable_thinking\":true}}");
 
     struct dialect_override capture = {.capture = true, .usage = true};
     OWN(mem) char *three = rewritten("{\"stream\":true,\"stream_options\":{\"x\":1}}", &capture);
     EXPECT_TEXT(three, "{\"stream\":true,\"stream_options\":{\"x\":1,\"include_usage\":true},"
-                       "\"return_tokens_as_token_ids\":true,\"logprobs\":true,"
+                       "\"logprobs\":true,\"return_tokens_as_token_ids\":true,"
                        "\"return_token_ids\":true}");
     OWN(mem) char *four = rewritten("{\"logprobs\":true}", &capture);
     EXPECT_TEXT(four, "{\"logprobs\":true,\"return_token_ids\":true}");
+    capture.engine = DIALECT_ENGINE_SGLANG;
+    OWN(mem) char *five = rewritten("{\"stream\":true,\"stream_options\":{}}", &capture);
+    EXPECT_TEXT(five, "{\"stream\":false,\"logprobs\":true,\"return_meta_info\":true,"
+                      "\"return_prompt_token_ids\":true}");
+    capture.engine = DIALECT_ENGINE_OPENAI;
+    OWN(mem) char *six = rewritten("{}", &capture);
+    EXPECT_TEXT(six, "{\"logprobs\":true}");
 }
 
 struct relayed {
