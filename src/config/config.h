@@ -76,6 +76,10 @@ struct config {
     int64_t gateway_idle_ms_max;
     int64_t gateway_retries_max;
     int64_t gateway_model_api; /* index of "same", "chat", "messages", "responses", "google", "completions" */
+    int64_t gateway_engine; /* index of "auto", "vllm", "sglang", "openai" */
+    bool gateway_thinking_off;
+    int64_t gateway_server_parallel_max;
+    int64_t gateway_server_rate_max;
     const char *gateway_key_file;
 
     int64_t store_sync; /* index of "always", "batch", "never" */

@@ -11,6 +11,7 @@ static const char *const isolations[] = {"full", "no-limits", "no-seccomp", NULL
 static const char *const syncs[] = {"always", "batch", "never", NULL};
 static const char *const apis[] = {"same",   "chat",        "messages", "responses",
                                    "google", "completions", NULL};
+static const char *const engines[] = {"auto", "vllm", "sglang", "openai", NULL};
 
 const struct setting settings[] = {
     {.name = "home",
@@ -274,6 +275,32 @@ const struct setting settings[] = {
      .choices = apis,
      .help = "What the model server speaks: the same as the agent, or one protocol that every "
              "agent's calls are translated to."},
+    {.name = "gateway.engine",
+     .type = SETTING_CHOICE,
+     AT(gateway_engine),
+     .fallback = "auto",
+     .choices = engines,
+     .help = "What the model server runs: how mode proxy asks for token ids and "
+             "log-probabilities."},
+    {.name = "gateway.thinking-off",
+     .type = SETTING_BOOLEAN,
+     AT(gateway_thinking_off),
+     .fallback = "false",
+     .help = "In mode proxy, tell the engine's chat template not to think."},
+    {.name = "gateway.server-parallel-max",
+     .type = SETTING_INTEGER,
+     AT(gateway_server_parallel_max),
+     .fallback = "0",
+     .min = 0,
+     .max = 1000000,
+     .help = "Calls one model server gets at once; more wait in line. 0: no limit."},
+    {.name = "gateway.server-rate-max",
+     .type = SETTING_INTEGER,
+     AT(gateway_server_rate_max),
+     .fallback = "0",
+     .min = 0,
+     .max = 1000000,
+     .help = "Calls one model server gets per second; more wait in line. 0: no limit."},
     {.name = "gateway.key-file",
      .type = SETTING_TEXT,
      AT(gateway_key_file),

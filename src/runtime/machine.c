@@ -35,6 +35,7 @@ struct model *machine_model(const struct config *config, const char *spec, const
     /* The choices of gateway.model-api. */
     static const char *const apis[] = {"same",      "chat",   "messages",
                                        "responses", "google", "completions"};
+    static const char *const engines[] = {"auto", "vllm", "sglang", "openai"};
     struct model_options options = {
         .key_env = key_env ? key_env : "POSTERN_MODEL_KEY",
         .key_file = config->gateway_key_file[0] ? config->gateway_key_file : NULL,
@@ -42,6 +43,10 @@ struct model *machine_model(const struct config *config, const char *spec, const
         .idle_ms_max = (uint32_t)config->gateway_idle_ms_max,
         .connect_ms_max = (uint32_t)config->gateway_connect_ms_max,
         .api = apis[config->gateway_model_api],
+        .engine = engines[config->gateway_engine],
+        .thinking_off = config->gateway_thinking_off,
+        .parallel_max = (uint32_t)config->gateway_server_parallel_max,
+        .rate_max = (double)config->gateway_server_rate_max,
         .attempts_max = (uint32_t)config->gateway_retries_max + 1,
     };
     if (!key_env && (options.key_file || !getenv(options.key_env)))
