@@ -39,8 +39,10 @@ struct stage;
 static struct arena stage_memory;
 
 struct target {
-    const char *name;                            /* for people */
-    const char *backend;                         /* sandbox_spec.backend */
+    const char *name;    /* for people */
+    const char *backend; /* sandbox_spec.backend */
+    const char *root;    /* sandbox_spec.root */
+    bool local;
     const char *(*prepare)(struct stage *stage); /* NULL, or why it cannot be had here */
     const char *(*left)(struct stage *stage);    /* NULL, or what was left behind after closing */
     /* Makes what a killed server would leave behind, with this id and the label "old"; may be NULL.
