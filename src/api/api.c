@@ -8,6 +8,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,6 +25,7 @@
 #include "json/json.h"
 
 #define BODY_BYTES_MAX (1u << 20)
+#define BODY_IDLE_MS_MAX (600u * 1000) /* a trainer may think between two pieces of a stream */
 #define CONNECTIONS_MAX 1000
 #define TOKEN_BYTES 32
 #define TOKEN_SIZE_MIN 16
@@ -126,40 +128,62 @@ static void answer_status(struct http_exchange *exchange, int status, const char
 /* Does the path fit the route; *name is what stands for the '*'. */
 static bool fits(const struct api_route *route, struct str path, struct str *name)
 {
-    struct str pattern = str_of(route->path);
+    struct str after = str_of(route->path);
     *name = STR_NONE;
-    if (!str_ends(pattern, STR("*")))
-        return str_equal(path, pattern);
-    pattern.size--;
-    if (!str_starts(path, pattern))
+    long star = str_find_byte(after, '*');
+    if (star < 0)
+        return str_equal(path, after);
+    struct str before = str_cut(&after, '*');
+    if (path.size <= before.size + after.size || !str_starts(path, before) ||
+        !str_ends(path, after))
         return false;
-    *name = str_from(path, pattern.size);
-    return name->size > 0 && str_find_byte(*name, '/') < 0;
+    *name = str_upto(str_from(path, before.size), path.size - before.size - after.size);
+    return str_find_byte(*name, '/') < 0;
+}
+
+struct search {
+    struct str method, path, name;
+    const struct api_route *found; /* the one to answer */
+    char allow[64];                /* methods of routes that fit but for theirs */
+};
+
+static void look(struct search *search, const struct api_route *route, bool may)
+{
+    struct str name;
+    if (search->found || !(may || route->open) || !fits(route, search->path, &name))
+        return;
+    bool get = strcmp(route->method, "GET") == 0;
+    if (str_is(search->method, route->method) || (str_is(search->method, "HEAD") && get)) {
+        search->found = route;
+        search->name = name;
+        return;
+    }
+    size_t used = strlen(search->allow);
+    snprintf(search->allow + used, sizeof search->allow - used, "%s%s", used ? ", " : "",
+             get ? "GET, HEAD" : route->method);
 }
 
 static void on_request(void *context, struct http_exchange *exchange)
 {
     struct api *api = context;
-    struct str method = http_exchange_method(exchange);
-    struct str path = http_exchange_path(exchange);
-    bool may = allowed(api, exchange), known = false;
-    for (size_t i = 0; i < api_route_count; i++) {
-        const struct api_route *route = &api_routes[i];
-        struct str name;
-        if (!(may || route->open) || !fits(route, path, &name))
-            continue;
-        known = true;
-        if (str_is(method, route->method) ||
-            (str_is(method, "HEAD") && strcmp(route->method, "GET") == 0)) {
-            route->answer(api, exchange, name);
-            return;
-        }
+    struct search search = {.method = http_exchange_method(exchange),
+                            .path = http_exchange_path(exchange)};
+    bool may = allowed(api, exchange);
+    for (size_t i = 0; i < api_route_count; i++)
+        look(&search, &api_routes[i], may);
+    for (const struct api_route *route = api_gate_routes; route->path; route++)
+        look(&search, route, may);
+    for (const struct api_route *route = api_submit_routes; route->path; route++)
+        look(&search, route, may);
+    if (search.found) {
+        search.found->answer(api, exchange, search.name);
+        return;
     }
-    if (!may && !known) {
+    if (!may && !search.allow[0]) {
         struct http_header header = {STR("www-authenticate"), STR("Bearer")};
         answer_status(exchange, 401, "denied", "a bearer token is needed", &header);
-    } else if (known) {
-        struct http_header header = {STR("allow"), STR("GET, HEAD")};
+    } else if (search.allow[0]) {
+        struct http_header header = {STR("allow"), str_of(search.allow)};
         answer_status(exchange, 405, "bad_input", "this path has another method", &header);
     } else {
         answer_status(exchange, 404, "not_found", "there is nothing at this path", NULL);
@@ -208,6 +232,12 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
     struct api *api = mem_zero(sizeof *api);
     api->loop = loop;
     api->store = options->store;
+    api->gate = options->gate;
+    list_init(&api->waits);
+    list_init(&api->sockets);
+    api->body_bytes_max = options->body_bytes_max ? options->body_bytes_max : BODY_BYTES_MAX;
+    api->submit = options->submit;
+    api->cancel = options->cancel;
     api->home = mem_dup(options->home);
     api->token_file = options->token_file && options->token_file[0]
                           ? mem_dup(options->token_file)
@@ -220,7 +250,8 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
         return NULL;
     }
     struct http_server_options server = {
-        .body_bytes_max = options->body_bytes_max ? options->body_bytes_max : BODY_BYTES_MAX,
+        .body_bytes_max = API_ANSWER_BYTES_MAX, /* routes that want less say so */
+        .body_idle_ms_max = BODY_IDLE_MS_MAX,
         .connections_max = options->connections_max ? options->connections_max : CONNECTIONS_MAX,
         .on_request = on_request,
         .context = api,
@@ -245,6 +276,7 @@ void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *conte
 {
     api->on_closed = on_closed;
     api->closed_context = context;
+    api_gate_close(api);
     http_server_close(api->server, grace_ms, on_server_closed, api);
 }
 

@@ -10,8 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/id.h"
+#include "base/str.h"
+
 struct api;
 struct err;
+struct gate;
 struct json_writer;
 struct loop;
 struct store;
@@ -28,9 +32,19 @@ struct api_metrics {
     const uint64_t *rollouts_by_fate; /* since start; trace_fate order; NULL: none */
 };
 
+/* A rollout as POST /v1/rollouts asks for it; texts that were not given are NULL. */
+struct api_submit {
+    const char *agent;
+    const char *task;       /* a path or a name ... */
+    struct str inline_task; /* ... or the task itself, as JSON */
+    const char *model, *mode, *group, *run;
+    uint32_t index, turns_max, wall_ms_max; /* 0: as usual */
+};
+
 struct api_options {
     const char *home; /* <home>/token unless a file is named; <home>/rollouts/<id>/result.json */
     struct store *store;
+    struct gate *gate;      /* on the same loop; NULL: none */
     const char *address;    /* NULL: 127.0.0.1. Anything that is not loopback is logged */
     uint16_t port;          /* 0: any free one */
     const char *unix_path;  /* also listen here, mode 0600; NULL: no */
@@ -41,6 +55,9 @@ struct api_options {
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     /* Fills in what it knows; the rest stays 0. May be NULL. */
     void (*read_metrics)(void *context, struct api_metrics *out);
+    /* Starts a rollout and writes its id. NULL: this server takes none. */
+    int (*submit)(void *context, const struct api_submit *order, char id[ID_MAX], struct err *err);
+    int (*cancel)(void *context, const char *id, const char *why, struct err *err); /* likewise */
     void *context;
 };
 

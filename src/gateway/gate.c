@@ -55,7 +55,7 @@ struct gate_work {
     struct loop_timer timer;
     struct gate_stream *stream;
     void *payload;
-    void (*write)(void *, struct json_writer *);
+    void (*write)(void *, bool, struct json_writer *);
     void (*free_payload)(void *);
 };
 
@@ -553,7 +553,7 @@ void gate_taker_cancel(struct gate_taker *taker)
     free(taker);
 }
 
-void gate_work_write(struct gate_work *work, struct json_writer *out)
+void gate_work_write(struct gate_work *work, bool raw, struct json_writer *out)
 {
     uint64_t now = loop_now_ms(work->gate->loop);
     json_begin_object(out);
@@ -571,13 +571,18 @@ void gate_work_write(struct gate_work *work, struct json_writer *out)
                      (long long)(work->deadline > now ? work->deadline - now : 0));
     else
         json_set_null(out, "deadline_ms");
-    work->write(work->payload, out);
+    work->write(work->payload, raw, out);
     json_end_object(out);
 }
 
 const char *gate_work_call_id(const struct gate_work *work)
 {
     return work->id;
+}
+
+const char *gate_work_lease(const struct gate_work *work)
+{
+    return work->lease;
 }
 
 /* ---------------------------------------------------------------- answering */

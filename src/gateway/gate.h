@@ -51,9 +51,9 @@ struct gate_hold {
     uint32_t turn;
     uint64_t deadline_ms; /* from now; 0: none */
     void *payload;        /* whatever write() needs; owned by the gate from now on */
-    /* Writes the members of the call's object (messages, tools, sampling, raw, ...), on the gate's
-     * loop. */
-    void (*write)(void *payload, struct json_writer *out);
+    /* Writes the members of the call's object (messages, tools, sampling, and raw if wanted), on
+     * the gate's loop. */
+    void (*write)(void *payload, bool raw, struct json_writer *out);
     void (*free_payload)(void *payload); /* any thread; may be NULL */
     /* On the lane, never from inside gate_hold(). Exactly one of answer, end, fail, broken comes
      * last. */
@@ -91,8 +91,9 @@ struct gate_taker *gate_take(struct gate *gate, const struct gate_take *take,
                              void *context, struct err *err);
 void gate_taker_cancel(struct gate_taker *taker); /* the client went away; before on_calls */
 /* The call's object as the trainer sees it. */
-void gate_work_write(struct gate_work *work, struct json_writer *out);
+void gate_work_write(struct gate_work *work, bool raw, struct json_writer *out);
 const char *gate_work_call_id(const struct gate_work *work);
+const char *gate_work_lease(const struct gate_work *work);
 
 /* `lease` may be NULL: whoever speaks first. ERR_NOT_FOUND: no such call (never was, answered,
  * withdrawn). ERR_CONFLICT: not leased, leased to somebody else, or already streaming. */

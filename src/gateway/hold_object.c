@@ -140,7 +140,7 @@ static void write_translated(const struct object *object, struct json body, stru
         write_chat(json_root(&doc), out);
 }
 
-void hold_object_write(void *payload, struct json_writer *out)
+void hold_object_write(void *payload, bool raw, struct json_writer *out)
 {
     const struct object *object = payload;
     OWN(json_doc) struct json_doc doc = {0};
@@ -158,5 +158,6 @@ void hold_object_write(void *payload, struct json_writer *out)
     struct json prompt = json_get(body, "prompt_token_ids");
     if (json_type(prompt) == JSON_ARRAY)
         json_set_raw(out, "prompt_token_ids", json_raw(prompt));
-    json_set_raw(out, "raw", json_raw(body));
+    if (raw)
+        json_set_raw(out, "raw", json_raw(body));
 }

@@ -186,7 +186,7 @@ void hold_close(struct hold *hold);
 /* What the gate keeps of a call; written and freed on its loop. */
 void *hold_object_new(struct body *body, const struct dialect *dialect,
                       const struct trace_request *request);
-void hold_object_write(void *payload, struct json_writer *out);
+void hold_object_write(void *payload, bool raw, struct json_writer *out);
 void hold_object_free(void *payload);
 
 /* ---------------------------------------------------------------- script.c */

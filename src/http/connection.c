@@ -327,7 +327,7 @@ static long take_body(struct http_conn *conn, char *data, size_t size)
         body_failed(conn, 400, ERR_PROTOCOL, "the request body's chunks are malformed");
         return (long)size;
     }
-    conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+    conn->read_due = http_exchange_body_due(exchange);
     exchange->body_bytes += (uint64_t)found;
     if (http_exchange_body_too_large(exchange)) {
         body_failed(conn, 413, ERR_LIMIT, "the request body is too large");

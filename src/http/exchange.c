@@ -74,6 +74,8 @@ bool http_exchange_wants_body(const struct http_exchange *exchange)
 bool http_exchange_body_too_large(const struct http_exchange *exchange)
 {
     uint64_t max = exchange->conn->server->options.body_bytes_max;
+    if (exchange->upgraded)
+        return false;
     if (exchange->mode == BODY_COLLECT && exchange->collect_max < max)
         max = exchange->collect_max;
     uint64_t promised = exchange->body.kind == HTTP_BODY_LENGTH ? exchange->body.left : 0;
@@ -151,6 +153,14 @@ struct loop *http_exchange_loop(const struct http_exchange *exchange)
 
 /* --- the body --- */
 
+uint64_t http_exchange_body_due(const struct http_exchange *exchange)
+{
+    const struct http_conn *conn = exchange->conn;
+    if (exchange->upgraded)
+        return 0;
+    return loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+}
+
 /* The peer was gone before the handler left an address: tell it now. */
 static void tell_late(void *argument)
 {
@@ -168,7 +178,7 @@ static void want_body(struct http_exchange *exchange)
         loop_defer(conn->loop, tell_late, exchange);
         return;
     }
-    conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+    conn->read_due = http_exchange_body_due(exchange);
     if (exchange->expect_continue && !exchange->body.done && !exchange->begun &&
         !http_exchange_body_too_large(exchange)) {
         exchange->expect_continue = false;
@@ -218,7 +228,7 @@ void http_exchange_resume(struct http_exchange *exchange)
     if (!exchange->paused || conn->closed)
         return;
     exchange->paused = false;
-    conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
+    conn->read_due = http_exchange_body_due(exchange);
     http_conn_wake(conn);
 }
 

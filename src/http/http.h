@@ -98,6 +98,14 @@ size_t http_respond_queued(const struct http_exchange *exchange);
 void http_respond_end(struct http_exchange *exchange);
 /* Breaks the connection so that the peer sees a reset, never a clean end. */
 void http_exchange_reset(struct http_exchange *exchange);
+/* Answers 101: the connection goes on in another protocol (RFC 9110, 7.8; `headers` name it). What
+ * comes is given to on_data as it is, `end` or an error last; http_respond_write() sends as it is;
+ * http_respond_end() closes when all is out. The request has no body of its own. */
+void http_exchange_upgrade(struct http_exchange *exchange, const struct http_header *headers,
+                           size_t header_count,
+                           void (*on_data)(void *context, struct http_exchange *, struct str data,
+                                           bool end, const struct err *err),
+                           void *context);
 /* on_drain: the queue fell below `low` bytes. on_gone: the peer went away before the answer was
  * out; after it the exchange must not be touched any more. After http_respond/_end/_reset neither
  * comes. */
@@ -165,6 +173,30 @@ struct http_url {
     uint16_t port;
 };
 int http_url_read(const char *text, struct http_url *url, struct err *err);
+
+/* ---------------------------------------------------------------- WebSockets (RFC 6455) */
+struct http_websocket;
+struct http_websocket_options {
+    size_t message_bytes_max; /* 0: 64 MiB */
+    size_t drain_bytes;       /* on_drain comes below this */
+    /* `text` false: a binary message. The data is good until it returns. */
+    void (*on_message)(void *context, bool text, struct str data);
+    void (*on_drain)(void *context); /* may be NULL */
+    /* Once, last. The peer's close code; 1005: it named none; 1006: it just went away. */
+    void (*on_closed)(void *context, int code);
+    void *context;
+};
+/* Makes the exchange a WebSocket, which owns it from then on. NULL: it is no proper request for
+ * one, `err` says why, and the exchange is still the caller's to answer. */
+struct http_websocket *http_websocket_accept(struct http_exchange *exchange,
+                                             const struct http_websocket_options *options,
+                                             struct err *err);
+/* Returns the bytes queued towards the peer. */
+size_t http_websocket_send(struct http_websocket *socket, struct str text);
+void http_websocket_pause(struct http_websocket *socket);
+void http_websocket_resume(struct http_websocket *socket);
+/* The owner is done; silent afterwards. The close handshake goes on by itself. Not after on_closed. */
+void http_websocket_close(struct http_websocket *socket, int code, const char *reason);
 
 /* ---------------------------------------------------------------- server-sent events */
 struct sse_parser {

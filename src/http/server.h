@@ -82,6 +82,7 @@ struct http_exchange {
     bool chunked;   /* the answer's body is */
     bool bodiless;  /* the answer has none: HEAD, 204, 304 */
     bool drain_due; /* the queue was at or over drain_low */
+    bool upgraded;  /* another protocol: no limits and deadlines of ours */
 };
 
 /* connection.c */
@@ -105,6 +106,8 @@ struct http_exchange *http_exchange_make(struct http_conn *conn, const struct ht
                                          struct str bytes);
 void http_exchange_free(struct http_exchange *exchange);
 bool http_exchange_wants_body(const struct http_exchange *exchange);
+/* When the next bytes of the body are late; 0: never. */
+uint64_t http_exchange_body_due(const struct http_exchange *exchange);
 /* By what came and by what its length promises. */
 bool http_exchange_body_too_large(const struct http_exchange *exchange);
 /* Tells the handler that the exchange is over; false when there is no way to tell it. */

@@ -59,8 +59,10 @@ static void on_broken(void *context, const struct err *err)
     buf_format(&caller->said, "broken ");
     finish(caller);
 }
-static void write_payload(void *payload, struct json_writer *out)
+static void write_payload(void *payload, bool raw, struct json_writer *out)
 {
+    if (!raw)
+        return;
     json_set_text(out, "raw", payload);
 }
 
@@ -109,7 +111,7 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
         buf_format(&taken->ids, "%s ", gate_work_call_id(calls[i]));
         buf_clear(&taken->last);
         struct json_writer out = {.out = &taken->last};
-        gate_work_write(calls[i], &out);
+        gate_work_write(calls[i], true, &out);
         struct json_doc doc = {0};
         struct err err = {0};
         if (json_read(&doc, buf_str(&taken->last), NULL, &err) == 0) {

@@ -59,7 +59,7 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
         OWN(arena) struct arena arena = {0};
         buf_clear(&trainer->object);
         struct json_writer out = {.out = &trainer->object};
-        gate_work_write(calls[i], &out);
+        gate_work_write(calls[i], true, &out);
         EXPECT_INT(json_read(&doc, buf_str(&trainer->object), NULL, NULL), 0);
         struct str lease = json_str(json_get(json_root(&doc), "lease"), &arena);
         snprintf(trainer->call_id, sizeof trainer->call_id, "%s", gate_work_call_id(calls[i]));

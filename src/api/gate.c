@@ -1,0 +1,463 @@
+/* gate.c - the gate over HTTP: take, answer, stream, extend, release, fail, and the policy.
+ *
+ * A take that waits is one `struct wait` in a list, so that a client that goes away cancels it and
+ * a server that closes ends it. A stream is one `struct upload`: what comes in the request's body
+ * is read as it comes and goes to the gate; a lane that is slow pauses the sender. */
+#include "gateway/gate.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/inner.h"
+#include "base/err.h"
+#include "base/list.h"
+#include "base/mem.h"
+#include "http/http.h"
+
+#define TAKE_MAX 1024
+#define TAKE_BYTES_MAX ((size_t)64 << 20) /* of one answer; calls that do not fit go back */
+#define WAIT_MS_MAX (24 * 3600 * 1000)
+#define NAME_MAX_BYTES 128
+#define MESSAGE_BYTES_MAX 4000
+#define UPLOAD_HIGH ((size_t)256 << 10)
+
+/* ---------------------------------------------------------------- what all share */
+
+static bool has_gate(struct api *api, struct http_exchange *exchange)
+{
+    struct err err = {0};
+    if (api->gate)
+        return true;
+    err_set(&err, ERR_UNSUPPORTED, "this server has no gate");
+    api_answer_error(exchange, &err);
+    return false;
+}
+
+int api_read_take(struct json object, struct arena *arena, struct gate_take *take, bool *raw,
+                  struct json *id, struct err *err)
+{
+    long long max = 1, wait_ms = 0, lease_ms = 0;
+    const char *op = NULL;
+    struct json ignored;
+    *raw = true;
+    struct api_field fields[] = {
+        {"max", API_NUMBER, &max, 1, TAKE_MAX, false},
+        {"wait_ms", API_NUMBER, &wait_ms, 0, WAIT_MS_MAX, false},
+        {"lease_ms", API_NUMBER, &lease_ms, 1, WAIT_MS_MAX, false},
+        {"group", API_TEXT, &take->group_id, 0, NAME_MAX_BYTES, false},
+        {"rollout", API_TEXT, &take->rollout_id, 0, NAME_MAX_BYTES, false},
+        {"raw", API_BOOL, raw, 0, 0, false},
+        {"op", API_TEXT, &op, 0, NAME_MAX_BYTES, false}, /* of the WebSocket's form */
+        {"id", API_VALUE, id ? id : &ignored, 0, 0, false},
+    };
+    if (api_read_object(object, fields, COUNT(fields) - (id ? 0 : 2), arena, err) < 0)
+        return -1;
+    take->max = (uint32_t)max;
+    take->wait_ms = (uint32_t)wait_ms;
+    take->lease_ms = (uint32_t)lease_ms;
+    return 0;
+}
+
+void api_write_calls(struct api *api, struct gate_work *const *calls, size_t count, bool raw,
+                     struct json_writer *out)
+{
+    size_t start = out->out->size;
+    json_key(out, "calls");
+    json_begin_array(out);
+    for (size_t i = 0; i < count; i++) {
+        if (out->out->size - start < TAKE_BYTES_MAX)
+            gate_work_write(calls[i], raw, out);
+        else
+            (void)gate_release(api->gate, gate_work_call_id(calls[i]), NULL, NULL);
+    }
+    json_end_array(out);
+    json_set_bool(out, "paused", gate_paused(api->gate));
+}
+
+/* {"call_id", "status"} */
+static void answer_status(struct http_exchange *exchange, const char *call_id, const char *status)
+{
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_set_text(&out, "call_id", call_id);
+    json_set_text(&out, "status", status);
+    json_end_object(&out);
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
+/* ---------------------------------------------------------------- take */
+
+struct wait {
+    struct list link; /* in api->waits */
+    struct api *api;
+    struct http_exchange *exchange;
+    struct gate_taker *taker;
+    bool raw;
+};
+
+static void on_calls(void *context, struct gate_work *const *calls, size_t count)
+{
+    struct wait *wait = context;
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    api_write_calls(wait->api, calls, count, wait->raw, &out);
+    json_end_object(&out);
+    http_respond_json(wait->exchange, 200, buf_str(&body));
+    list_remove(&wait->link);
+    free(wait);
+}
+
+static void on_taker_gone(void *context)
+{
+    struct wait *wait = context;
+    gate_taker_cancel(wait->taker);
+    list_remove(&wait->link);
+    free(wait);
+}
+
+static void on_take_body(void *context, struct http_exchange *exchange, struct str body,
+                         const struct err *body_err)
+{
+    struct api *api = context;
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct gate_take take = {0};
+    struct err err = {0};
+    bool raw;
+    if (body_err && body_err->kind != ERR_NONE)
+        return;
+    struct wait *wait = mem_zero(sizeof *wait);
+    *wait = (struct wait){.api = api, .exchange = exchange};
+    if (json_read(&doc, str_trim(body).size ? body : STR("{}"), NULL, &err) < 0)
+        err.kind = ERR_INPUT;
+    else if (api_read_take(json_root(&doc), &arena, &take, &raw, NULL, &err) == 0)
+        wait->taker = gate_take(api->gate, &take, on_calls, wait, &err);
+    if (!wait->taker) {
+        free(wait);
+        api_answer_error(exchange, &err);
+        return;
+    }
+    wait->raw = raw;
+    list_append(&api->waits, &wait->link);
+    http_exchange_notify(exchange, 0, NULL, on_taker_gone, wait);
+}
+
+static void answer_take(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    if (has_gate(api, exchange))
+        http_exchange_collect(exchange, api->body_bytes_max, on_take_body, api);
+}
+
+void api_gate_close(struct api *api)
+{
+    LIST_EACH (at, &api->waits) {
+        struct wait *wait = LIST_OF(at, struct wait, link);
+        gate_taker_cancel(wait->taker);
+        on_calls(wait, NULL, 0);
+    }
+    api_gate_sockets_close(api);
+}
+
+/* ---------------------------------------------------------------- answers */
+
+/* What a request about one call needs while its body comes. */
+struct errand {
+    struct api *api;
+    char *call_id, *lease; /* lease NULL: not said */
+};
+
+static void errand_free(struct errand *errand)
+{
+    free(errand->call_id);
+    free(errand->lease);
+    free(errand);
+}
+
+static struct errand *errand_new(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    struct errand *errand = mem_zero(sizeof *errand);
+    OWN(buf) struct buf lease = {0};
+    errand->api = api;
+    errand->call_id = str_dup(name);
+    if (http_query_get(http_exchange_query(exchange), "lease", &lease))
+        errand->lease = str_dup(buf_str(&lease));
+    return errand;
+}
+
+static void on_answer_body(void *context, struct http_exchange *exchange, struct str body,
+                           const struct err *body_err)
+{
+    struct errand *errand = context;
+    OWN(buf) struct buf answer = {0};
+    struct err err = {0};
+    if (body_err && body_err->kind != ERR_NONE) {
+        errand_free(errand);
+        return;
+    }
+    if (gate_read_answer(body, &answer, &err) < 0 ||
+        gate_answer(errand->api->gate, errand->call_id, errand->lease, buf_str(&answer), &err) < 0)
+        api_answer_error(exchange, &err);
+    else
+        answer_status(exchange, errand->call_id, "answered");
+    errand_free(errand);
+}
+
+static void answer_answer(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    if (has_gate(api, exchange))
+        http_exchange_collect(exchange, API_ANSWER_BYTES_MAX, on_answer_body,
+                              errand_new(api, exchange, name));
+}
+
+/* ---------------------------------------------------------------- extend, release, fail */
+
+int api_change_call(struct api *api, const struct api_change *change, struct err *err)
+{
+    struct gate *gate = api->gate;
+    if (strcmp(change->op, "extend") == 0)
+        return gate_extend(gate, change->call_id, change->lease, (uint32_t)change->lease_ms, err);
+    if (strcmp(change->op, "release") == 0)
+        return gate_release(gate, change->call_id, change->lease, err);
+    const char *message = change->message ? change->message : "the model failed";
+    return gate_fail(gate, change->call_id, change->lease, (int)change->status,
+                     str_of(change->type), str_of(message), err);
+}
+
+/* The members the three have, beside those of the WebSocket's form. */
+size_t api_change_fields(struct api_change *change, struct api_field fields[8])
+{
+    size_t count = 0;
+    change->status = 500;
+    fields[count++] =
+        (struct api_field){"lease", API_TEXT, &change->lease, 0, NAME_MAX_BYTES, false};
+    if (strcmp(change->op, "extend") == 0)
+        fields[count++] =
+            (struct api_field){"lease_ms", API_NUMBER, &change->lease_ms, 1, WAIT_MS_MAX, false};
+    if (strcmp(change->op, "fail") != 0)
+        return count;
+    fields[count++] = (struct api_field){"status", API_NUMBER, &change->status, 400, 599, false};
+    fields[count++] = (struct api_field){"type", API_TEXT, &change->type, 0, NAME_MAX_BYTES, false};
+    fields[count++] =
+        (struct api_field){"message", API_TEXT, &change->message, 0, MESSAGE_BYTES_MAX, false};
+    return count;
+}
+
+static void change_call(struct errand *errand, struct http_exchange *exchange, struct str body,
+                        const char *op, const char *status)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct api_change change = {.op = op, .call_id = errand->call_id};
+    struct api_field fields[8];
+    struct err err = {0};
+    size_t count = api_change_fields(&change, fields);
+    change.lease = errand->lease;
+    if (api_read_body(body, &doc, fields, count, &arena, &err) < 0 ||
+        api_change_call(errand->api, &change, &err) < 0)
+        api_answer_error(exchange, &err);
+    else
+        answer_status(exchange, errand->call_id, status);
+}
+
+#define CHANGE(op, status)                                                                         \
+    static void on_##op##_body(void *context, struct http_exchange *exchange, struct str body,     \
+                               const struct err *body_err)                                         \
+    {                                                                                              \
+        if (!body_err || body_err->kind == ERR_NONE)                                               \
+            change_call(context, exchange, body, #op, status);                                     \
+        errand_free(context);                                                                      \
+    }                                                                                              \
+    static void answer_##op(struct api *api, struct http_exchange *exchange, struct str name)      \
+    {                                                                                              \
+        if (has_gate(api, exchange))                                                               \
+            http_exchange_collect(exchange, api->body_bytes_max, on_##op##_body,                   \
+                                  errand_new(api, exchange, name));                                \
+    }
+
+CHANGE(extend, "leased")
+CHANGE(release, "released")
+CHANGE(fail, "failed")
+
+/* ---------------------------------------------------------------- streams */
+
+struct upload {
+    struct errand *errand;
+    struct http_exchange *exchange;
+    struct gate_stream *stream;
+    struct gate_lines lines;
+    bool paused;
+};
+
+static void upload_free(struct upload *upload)
+{
+    gate_lines_deinit(&upload->lines);
+    errand_free(upload->errand);
+    free(upload);
+}
+
+static void on_upload_drain(void *context)
+{
+    struct upload *upload = context;
+    if (upload->paused)
+        http_exchange_resume(upload->exchange);
+    upload->paused = false;
+}
+
+/* The agent left or the deadline passed: nobody needs the rest. */
+static void on_upload_gone(void *context)
+{
+    struct upload *upload = context;
+    struct err err = {0};
+    err_set(&err, ERR_NOT_FOUND, "call '%s' is gone: its agent left, or its deadline passed",
+            upload->errand->call_id);
+    api_answer_error(upload->exchange, &err);
+    gate_stream_end(upload->stream);
+    upload_free(upload);
+}
+
+static void on_upload_data(void *context, struct http_exchange *exchange, struct str data, bool end,
+                           const struct err *body_err)
+{
+    struct upload *upload = context;
+    OWN(buf) struct buf events = {0};
+    struct err err = {0};
+    if (body_err && body_err->kind != ERR_NONE) {
+        gate_stream_lost(upload->stream);
+        upload_free(upload);
+        return;
+    }
+    int result = gate_lines_feed(&upload->lines, data, end, &events, &err);
+    if (result < 0) {
+        gate_stream_refuse(upload->stream);
+        api_answer_error(exchange, &err);
+        upload_free(upload);
+        return;
+    }
+    if (events.size && gate_stream_write(upload->stream, buf_str(&events)) > UPLOAD_HIGH && !end) {
+        upload->paused = true;
+        http_exchange_pause(exchange);
+    }
+    if (!end)
+        return;
+    gate_stream_end(upload->stream);
+    answer_status(exchange, upload->errand->call_id, "answered");
+    upload_free(upload);
+}
+
+static void answer_stream(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    struct err err = {0};
+    if (!has_gate(api, exchange))
+        return;
+    struct upload *upload = mem_zero(sizeof *upload);
+    upload->errand = errand_new(api, exchange, name);
+    upload->exchange = exchange;
+    upload->stream = gate_stream_open(api->gate, upload->errand->call_id, upload->errand->lease,
+                                      on_upload_drain, on_upload_gone, upload, &err);
+    if (!upload->stream) {
+        api_answer_error(exchange, &err);
+        upload_free(upload);
+        return;
+    }
+    http_exchange_stream(exchange, on_upload_data, upload);
+}
+
+/* ---------------------------------------------------------------- counts and policy */
+
+static void answer_gate(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    if (!has_gate(api, exchange))
+        return;
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    struct gate_counts counts;
+    gate_counts(api->gate, &counts);
+    json_begin_object(&out);
+    json_set_int(&out, "held", (long long)counts.held);
+    json_set_int(&out, "leased", (long long)counts.leased);
+    json_set_int(&out, "streaming", (long long)counts.streaming);
+    json_set_int(&out, "taken", (long long)counts.taken);
+    json_set_int(&out, "answered", (long long)counts.answered);
+    json_set_int(&out, "failed", (long long)counts.failed);
+    json_set_int(&out, "redelivered", (long long)counts.redelivered);
+    json_set_int(&out, "withdrawn", (long long)counts.withdrawn);
+    json_set_int(&out, "late", (long long)counts.late);
+    json_set_bool(&out, "paused", gate_paused(api->gate));
+    json_set_int(&out, "policy_version", gate_policy(api->gate));
+    json_end_object(&out);
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
+static void write_policy(struct api *api, struct http_exchange *exchange)
+{
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_set_int(&out, "version", gate_policy(api->gate));
+    json_set_bool(&out, "paused", gate_paused(api->gate));
+    json_end_object(&out);
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
+static void on_policy_body(void *context, struct http_exchange *exchange, struct str body,
+                           const struct err *body_err)
+{
+    struct api *api = context;
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct err err = {0};
+    long long version = LLONG_MIN;
+    bool pause = false, resume = false;
+    struct api_field fields[] = {
+        {"version", API_NUMBER, &version, 0, INT64_MAX, false},
+        {"pause", API_BOOL, &pause, 0, 0, false},
+        {"resume", API_BOOL, &resume, 0, 0, false},
+    };
+    if (body_err && body_err->kind != ERR_NONE)
+        return;
+    int result = api_read_body(body, &doc, fields, COUNT(fields), &arena, &err);
+    if (result == 0 && pause && resume)
+        result = err_set(&err, ERR_INPUT, "'pause' and 'resume' exclude each other");
+    if (result < 0) {
+        api_answer_error(exchange, &err);
+        return;
+    }
+    if (version != LLONG_MIN)
+        gate_set_policy(api->gate, version);
+    if (pause || resume)
+        gate_pause(api->gate, pause);
+    write_policy(api, exchange);
+}
+
+static void answer_policy(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    if (has_gate(api, exchange))
+        write_policy(api, exchange);
+}
+
+static void answer_policy_change(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    if (has_gate(api, exchange))
+        http_exchange_collect(exchange, api->body_bytes_max, on_policy_body, api);
+}
+
+const struct api_route api_gate_routes[] = {
+    {"POST", "/v1/gate/take", false, answer_take},
+    {"POST", "/v1/gate/calls/*/answer", false, answer_answer},
+    {"POST", "/v1/gate/calls/*/stream", false, answer_stream},
+    {"POST", "/v1/gate/calls/*/extend", false, answer_extend},
+    {"POST", "/v1/gate/calls/*/release", false, answer_release},
+    {"POST", "/v1/gate/calls/*/fail", false, answer_fail},
+    {"GET", "/v1/gate/ws", false, api_answer_socket},
+    {"GET", "/v1/gate", false, answer_gate},
+    {"GET", "/v1/policy", false, answer_policy},
+    {"POST", "/v1/policy", false, answer_policy_change},
+    {0},
+};

@@ -1,0 +1,431 @@
+/* gate_socket.c - the gate over one WebSocket: the same objects, many calls in flight.
+ *
+ *     {"id": 1, "op": "take", "max": 8, "wait_ms": 30000}  ->  {"id": 1, "calls": [...]}
+ *     {"id": 2, "op": "answer", "call_id": "c-...", "lease": "...", "answer": {...}}
+ *     {"op": "chunk", "call_id": ..., "chunk": {...}}      silent unless it is wrong
+ *     {"id": 3, "op": "end", "call_id": ...}               the stream is complete
+ *     {"id": 4, "op": "extend" | "release" | "fail", "call_id": ..., ...}
+ *
+ * Every operation but a good chunk is answered with its id: {"id", "status"} or {"id", "error"}. A
+ * call whose agent left while it was streamed is told once: {"event": "gone", "call_id"}. When the
+ * socket closes, its takes are cancelled, its streams are lost, and what it had leased goes back to
+ * the queue at once: a trainer that died delays nobody until its leases run out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/inner.h"
+#include "base/err.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "gateway/gate.h"
+#include "http/http.h"
+
+#define NAME_BYTES_MAX 128
+#define TAKES_MAX 64
+#define QUEUE_HIGH ((size_t)8 << 20)
+#define STREAM_HIGH ((size_t)4 << 20) /* of one stream: then the socket is not read for a while */
+#define GOING_AWAY 1001
+
+struct socket {
+    struct list link; /* in api->sockets */
+    struct api *api;
+    struct http_websocket *wire;
+    struct list takes;
+    size_t take_count;
+    struct map leases;  /* call id -> its lease, on the heap */
+    struct map streams; /* call id -> struct stream */
+    size_t full;        /* streams over their mark */
+    bool queue_full;
+};
+
+struct take {
+    struct list link;
+    struct socket *socket;
+    struct gate_taker *taker;
+    struct buf id; /* raw JSON */
+    bool raw;
+};
+
+struct stream {
+    struct socket *socket;
+    struct gate_stream *gate;
+    char *call_id;
+    bool full, finished;
+};
+
+/* ---------------------------------------------------------------- talking */
+
+static void flow(struct socket *socket)
+{
+    if (socket->full || socket->queue_full)
+        http_websocket_pause(socket->wire);
+    else
+        http_websocket_resume(socket->wire);
+}
+
+static void say(struct socket *socket, const struct buf *text)
+{
+    bool full = http_websocket_send(socket->wire, buf_str(text)) > QUEUE_HIGH;
+    if (full && !socket->queue_full) {
+        socket->queue_full = true;
+        flow(socket);
+    }
+}
+
+static void begin(struct json_writer *out, struct str id)
+{
+    json_begin_object(out);
+    json_set_raw(out, "id", id.size ? id : STR("null"));
+}
+
+static void say_status(struct socket *socket, struct str id, const char *call_id,
+                       const char *status)
+{
+    OWN(buf) struct buf text = {0};
+    struct json_writer out = {.out = &text};
+    begin(&out, id);
+    json_set_text(&out, "call_id", call_id);
+    json_set_text(&out, "status", status);
+    json_end_object(&out);
+    say(socket, &text);
+}
+
+static void say_error(struct socket *socket, struct str id, const char *call_id,
+                      const struct err *err)
+{
+    OWN(buf) struct buf text = {0};
+    struct json_writer out = {.out = &text};
+    begin(&out, id);
+    if (call_id)
+        json_set_text(&out, "call_id", call_id);
+    json_key(&out, "error");
+    json_begin_object(&out);
+    json_set_text(&out, "kind", err_meaning(err->kind)->name);
+    json_set_int(&out, "status", err_meaning(err->kind)->http_status);
+    json_set_text(&out, "message", err->text);
+    json_end_object(&out);
+    json_end_object(&out);
+    say(socket, &text);
+}
+
+/* ---------------------------------------------------------------- takes */
+
+static void take_free(struct take *take)
+{
+    list_remove(&take->link);
+    take->socket->take_count--;
+    buf_deinit(&take->id);
+    free(take);
+}
+
+static void forget_lease(struct socket *socket, const char *call_id)
+{
+    free(map_remove(&socket->leases, str_of(call_id)));
+}
+
+static void on_calls(void *context, struct gate_work *const *calls, size_t count)
+{
+    struct take *take = context;
+    struct socket *socket = take->socket;
+    OWN(buf) struct buf text = {0};
+    struct json_writer out = {.out = &text};
+    for (size_t i = 0; i < count; i++)
+        free(map_put(&socket->leases, str_of(gate_work_call_id(calls[i])),
+                     mem_dup(gate_work_lease(calls[i]))));
+    begin(&out, buf_str(&take->id));
+    api_write_calls(socket->api, calls, count, take->raw, &out);
+    json_end_object(&out);
+    say(socket, &text);
+    take_free(take);
+}
+
+static int do_take(struct socket *socket, struct json object, struct arena *arena, struct err *err)
+{
+    struct gate_take order = {0};
+    struct json id = {0};
+    bool raw;
+    if (socket->take_count >= TAKES_MAX)
+        return err_set(err, ERR_CAPACITY, "%d takes are waiting on this socket", TAKES_MAX);
+    if (api_read_take(object, arena, &order, &raw, &id, err) < 0)
+        return -1;
+    struct take *take = mem_zero(sizeof *take);
+    take->socket = socket;
+    take->raw = raw;
+    take->taker = gate_take(socket->api->gate, &order, on_calls, take, err);
+    if (!take->taker) {
+        free(take);
+        return -1;
+    }
+    if (json_exists(id))
+        buf_str_append(&take->id, json_raw(id));
+    list_append(&socket->takes, &take->link);
+    socket->take_count++;
+    return 0;
+}
+
+/* ---------------------------------------------------------------- streams */
+
+static void stream_full(struct stream *stream, bool full)
+{
+    if (stream->full == full)
+        return;
+    stream->full = full;
+    stream->socket->full += full ? 1 : (size_t)-1;
+    flow(stream->socket);
+}
+
+static void stream_free(struct stream *stream)
+{
+    stream_full(stream, false);
+    (void)map_remove(&stream->socket->streams, str_of(stream->call_id));
+    free(stream->call_id);
+    free(stream);
+}
+
+static void on_stream_drain(void *context)
+{
+    stream_full(context, false);
+}
+
+static void on_stream_gone(void *context)
+{
+    struct stream *stream = context;
+    OWN(buf) struct buf text = {0};
+    struct json_writer out = {.out = &text};
+    json_begin_object(&out);
+    json_set_text(&out, "event", "gone");
+    json_set_text(&out, "call_id", stream->call_id);
+    json_end_object(&out);
+    say(stream->socket, &text);
+    forget_lease(stream->socket, stream->call_id);
+    gate_stream_end(stream->gate);
+    stream_free(stream);
+}
+
+static struct stream *stream_of(struct socket *socket, const struct api_change *change,
+                                struct err *err)
+{
+    struct stream *stream = map_get(&socket->streams, str_of(change->call_id));
+    if (stream)
+        return stream;
+    stream = mem_zero(sizeof *stream);
+    stream->socket = socket;
+    stream->call_id = mem_dup(change->call_id);
+    stream->gate = gate_stream_open(socket->api->gate, change->call_id, change->lease,
+                                    on_stream_drain, on_stream_gone, stream, err);
+    if (!stream->gate) {
+        free(stream->call_id);
+        free(stream);
+        return NULL;
+    }
+    (void)map_put(&socket->streams, str_of(change->call_id), stream);
+    return stream;
+}
+
+static int do_chunk(struct socket *socket, const struct api_change *change, struct json chunk,
+                    struct err *err)
+{
+    struct stream *stream = stream_of(socket, change, err);
+    OWN(buf) struct buf event = {0};
+    if (!stream)
+        return -1;
+    if (gate_read_chunk(json_raw(chunk), &event, &stream->finished, err) < 0) {
+        gate_stream_refuse(stream->gate);
+        stream_free(stream);
+        return -1;
+    }
+    if (gate_stream_write(stream->gate, buf_str(&event)) > STREAM_HIGH)
+        stream_full(stream, true);
+    return 0;
+}
+
+static int do_end(struct socket *socket, const struct api_change *change, struct err *err)
+{
+    struct stream *stream = map_get(&socket->streams, str_of(change->call_id));
+    if (!stream)
+        return err_set(err, ERR_NOT_FOUND, "no stream of call '%.60s' is open on this socket",
+                       change->call_id);
+    bool finished = stream->finished;
+    if (finished)
+        gate_stream_end(stream->gate);
+    else
+        gate_stream_refuse(stream->gate);
+    stream_free(stream);
+    return finished ? 0 : err_set(err, ERR_INPUT, "the stream ended without a 'finish_reason'");
+}
+
+/* ---------------------------------------------------------------- operations */
+
+static int do_answer(struct socket *socket, const struct api_change *change, struct json answer,
+                     struct err *err)
+{
+    OWN(buf) struct buf body = {0};
+    if (gate_read_answer(json_raw(answer), &body, err) < 0)
+        return -1;
+    return gate_answer(socket->api->gate, change->call_id, change->lease, buf_str(&body), err);
+}
+
+static const struct {
+    const char *op, *status, *value; /* value: the member that is needed */
+    bool keeps;                      /* the call stays with this socket */
+} operations[] = {
+    {"answer", "answered", "answer", false}, {"chunk", NULL, "chunk", true},
+    {"end", "answered", NULL, false},        {"extend", "leased", NULL, true},
+    {"release", "released", NULL, false},    {"fail", "failed", NULL, false},
+};
+
+static int operate(struct socket *socket, size_t at, struct json object, struct api_change *change,
+                   struct arena *arena, struct err *err)
+{
+    struct api_field fields[8];
+    struct json id, value = {0};
+    const char *op;
+    size_t count = api_change_fields(change, fields);
+    fields[count++] = (struct api_field){"id", API_VALUE, &id, 0, 0, false};
+    fields[count++] = (struct api_field){"op", API_TEXT, &op, 0, NAME_BYTES_MAX, true};
+    fields[count++] =
+        (struct api_field){"call_id", API_TEXT, &change->call_id, 0, NAME_BYTES_MAX, true};
+    if (operations[at].value)
+        fields[count++] = (struct api_field){operations[at].value, API_VALUE, &value, 0, 0, true};
+    if (api_read_object(object, fields, count, arena, err) < 0)
+        return -1;
+    if (!change->lease) /* what this socket took is its own */
+        change->lease = map_get(&socket->leases, str_of(change->call_id));
+    if (strcmp(change->op, "answer") == 0)
+        return do_answer(socket, change, value, err);
+    if (strcmp(change->op, "chunk") == 0)
+        return do_chunk(socket, change, value, err);
+    if (strcmp(change->op, "end") == 0)
+        return do_end(socket, change, err);
+    return api_change_call(socket->api, change, err);
+}
+
+static void take_object(struct socket *socket, struct json object)
+{
+    OWN(arena) struct arena arena = {0};
+    struct err err = {0};
+    struct json id = json_get(object, "id"), op = json_get(object, "op");
+    struct api_change change = {0};
+    struct str raw_id = json_exists(id) ? json_raw(id) : STR_NONE;
+    if (json_is(op, "take")) {
+        if (do_take(socket, object, &arena, &err) < 0)
+            say_error(socket, raw_id, NULL, &err);
+        return;
+    }
+    for (size_t i = 0; i < COUNT(operations); i++) {
+        if (!json_is(op, operations[i].op))
+            continue;
+        change.op = operations[i].op;
+        if (operate(socket, i, object, &change, &arena, &err) < 0) {
+            if (err.kind == ERR_NOT_FOUND && change.call_id)
+                forget_lease(socket, change.call_id);
+            say_error(socket, raw_id, change.call_id, &err);
+            return;
+        }
+        if (operations[i].status)
+            say_status(socket, raw_id, change.call_id, operations[i].status);
+        if (!operations[i].keeps)
+            forget_lease(socket, change.call_id);
+        return;
+    }
+    err_set(&err, ERR_INPUT, "'op' is none of take, answer, chunk, end, extend, release, fail");
+    say_error(socket, raw_id, NULL, &err);
+}
+
+static void on_message(void *context, bool text, struct str data)
+{
+    struct socket *socket = context;
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json_limits limits = {.depth_max = 64, .nodes_max = 8u << 20};
+    struct err err = {0};
+    if (!text) {
+        err_set(&err, ERR_INPUT, "a binary message: objects are JSON texts");
+        say_error(socket, STR_NONE, NULL, &err);
+        return;
+    }
+    if (json_read(&doc, data, &limits, &err) < 0) {
+        err.kind = ERR_INPUT;
+        say_error(socket, STR_NONE, NULL, &err);
+        return;
+    }
+    take_object(socket, json_root(&doc));
+}
+
+static void on_drain(void *context)
+{
+    struct socket *socket = context;
+    socket->queue_full = false;
+    flow(socket);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+static void let_go(struct socket *socket)
+{
+    LIST_EACH (at, &socket->takes) {
+        struct take *take = LIST_OF(at, struct take, link);
+        gate_taker_cancel(take->taker);
+        take_free(take);
+    }
+    size_t at = 0;
+    for (struct stream *stream; (stream = map_next(&socket->streams, &at, NULL)); at = 0) {
+        (void)map_remove(&socket->streams, str_of(stream->call_id));
+        gate_stream_lost(stream->gate);
+        free(stream->call_id);
+        free(stream);
+    }
+    struct str call_id;
+    at = 0;
+    for (char *lease; (lease = map_next(&socket->leases, &at, &call_id));) {
+        OWN(mem) char *id = str_dup(call_id);
+        (void)gate_release(socket->api->gate, id, lease, NULL); /* when it is still ours */
+        free(lease);
+    }
+    map_deinit(&socket->streams);
+    map_deinit(&socket->leases);
+    list_remove(&socket->link);
+    free(socket);
+}
+
+static void on_closed(void *context, int code)
+{
+    (void)code;
+    let_go(context);
+}
+
+void api_answer_socket(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    struct err err = {0};
+    struct socket *socket = mem_zero(sizeof *socket);
+    struct http_websocket_options options = {
+        .message_bytes_max = API_ANSWER_BYTES_MAX,
+        .drain_bytes = QUEUE_HIGH / 2,
+        .on_message = on_message,
+        .on_drain = on_drain,
+        .on_closed = on_closed,
+        .context = socket,
+    };
+    socket->api = api;
+    list_init(&socket->takes);
+    if (!api->gate)
+        err_set(&err, ERR_UNSUPPORTED, "this server has no gate");
+    else
+        socket->wire = http_websocket_accept(exchange, &options, &err);
+    if (!socket->wire) {
+        free(socket);
+        api_answer_error(exchange, &err);
+        return;
+    }
+    list_append(&api->sockets, &socket->link);
+}
+
+void api_gate_sockets_close(struct api *api)
+{
+    LIST_EACH (at, &api->sockets) {
+        struct socket *socket = LIST_OF(at, struct socket, link);
+        http_websocket_close(socket->wire, GOING_AWAY, "the server is stopping");
+        let_go(socket);
+    }
+}
