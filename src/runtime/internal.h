@@ -4,7 +4,7 @@
  *     machine.c    the rooms, built and taken down in order
  *     leftovers.c  what a killed predecessor left
  *     batch.c      postern run: a batch of rollouts to its end
- *     serve.c      postern serve
+ *     serve.c      postern serve; submit.c takes rollouts for it
  *     exec.c       postern exec and shell: no lanes, no store, one sandbox
  *     stdio.c      this process's standard streams joined to a job
  *     ask.c        smaller questions */
@@ -12,6 +12,7 @@
 #define RUNTIME_INTERNAL_H
 
 #include "agent/agent.h"
+#include "base/map.h"
 #include "config/config.h"
 #include "gateway/gateway.h"
 #include "loop/loop.h"
@@ -38,6 +39,7 @@ struct machine {
     struct machine_lane *rooms;
     size_t room_count;
     struct rollouts *rollouts;
+    struct gate *gate; /* on the control loop; NULL: none */
     struct loop_signal signal;
     void (*on_signal)(void *context, int number);
     void (*on_note)(void *context, const char *text);
@@ -52,6 +54,7 @@ struct machine {
 /* Builds everything. The caller then runs machine->loop. `parallel_max` 0: as configured. */
 struct machine_options {
     uint32_t parallel_max;
+    bool gate;                                        /* calls may be held for a trainer */
     void (*on_signal)(void *context, int number);     /* SIGINT, SIGTERM */
     void (*on_note)(void *context, const char *text); /* may be NULL */
     void *context;
@@ -76,6 +79,17 @@ struct model *machine_model(const struct config *config, const char *spec, const
 int leftovers_own(struct machine *machine, struct err *err); /* takes the lock others look at */
 void leftovers_mark(struct machine *machine);  /* rollouts of dead processes: infra_failed */
 void leftovers_sweep(struct machine *machine); /* sandboxes of dead processes: destroyed */
+
+/* --- submit.c: rollouts asked for over the control listener */
+struct submitter {
+    struct machine *machine;
+    struct map models; /* by spec */
+};
+struct api_submit;
+int submitter_submit(void *context, const struct api_submit *order, char id[ID_MAX],
+                     struct err *err);
+int submitter_cancel(void *context, const char *id, const char *why, struct err *err);
+void submitter_deinit(struct submitter *submitter);
 
 /* --- places.c */
 const char *const *places_backend_dirs(size_t *count);

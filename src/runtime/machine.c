@@ -14,6 +14,7 @@
 #include "base/fd.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "gateway/gate.h"
 
 struct sandbox_options machine_sandbox_options(const struct config *config)
 {
@@ -59,7 +60,8 @@ static void build_lane(void *argument)
 {
     struct machine_lane *room = argument;
     struct sandbox_options sandbox_options = machine_sandbox_options(room->machine->config);
-    struct gateway_options gateway_options = {.store = room->machine->store};
+    struct gateway_options gateway_options = {.store = room->machine->store,
+                                              .gate = room->machine->gate};
     room->sandboxes = sandboxes_new(room->loop, &sandbox_options, &room->err);
     if (room->sandboxes)
         room->gateway = gateway_new(room->loop, &gateway_options, &room->err);
@@ -146,6 +148,8 @@ static int build(struct machine *machine, const struct machine_options *options,
                           machine, err) < 0 ||
         file_make_dirs(machine->config->home, 0755, err) < 0 || leftovers_own(machine, err) < 0)
         return -1;
+    if (options->gate)
+        machine->gate = gate_new(machine->loop, NULL);
     machine->store = store_open(machine->config->home, err);
     if (!machine->store || build_lanes(machine, err) < 0 ||
         build_rollouts(machine, options->parallel_max, err) < 0)
@@ -236,6 +240,10 @@ void machine_free(struct machine *machine)
     if (!machine)
         return;
     lanes_free(machine->lanes);
+    if (machine->gate) {
+        loop_once(machine->loop, 0); /* what the lanes still had to say to it */
+        gate_free(machine->gate);
+    }
     store_close(machine->store);
     if (machine->loop) {
         loop_signal_stop(&machine->signal);

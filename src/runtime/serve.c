@@ -17,6 +17,7 @@
 struct serve {
     struct machine *machine;
     struct api *api;
+    struct submitter submitter;
     unsigned signals;
 };
 
@@ -92,6 +93,18 @@ static void read_metrics(void *context, struct api_metrics *out)
     add_sandboxes(machine, out);
 }
 
+static int submit(void *context, const struct api_submit *order, char id[ID_MAX], struct err *err)
+{
+    struct serve *serve = context;
+    return submitter_submit(&serve->submitter, order, id, err);
+}
+
+static int cancel(void *context, const char *id, const char *why, struct err *err)
+{
+    struct serve *serve = context;
+    return submitter_cancel(&serve->submitter, id, why, err);
+}
+
 static void on_api_closed(void *context)
 {
     struct serve *serve = context;
@@ -114,6 +127,7 @@ static int open_api(struct serve *serve, const struct config *config, struct err
     struct api_options options = {
         .home = config->home,
         .store = serve->machine->store,
+        .gate = serve->machine->gate,
         .address = config->listen_address,
         .port = (uint16_t)config->listen_port,
         .unix_path = config->listen_unix[0] ? config->listen_unix : NULL,
@@ -122,6 +136,8 @@ static int open_api(struct serve *serve, const struct config *config, struct err
         .connections_max = (size_t)config->listen_connections_max,
         .write_live = write_live,
         .read_metrics = read_metrics,
+        .submit = submit,
+        .cancel = cancel,
         .context = serve,
     };
     serve->api = api_open(serve->machine->loop, &options, err);
@@ -145,10 +161,11 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
                   void *context, struct err *err)
 {
     struct serve serve = {0};
-    struct machine_options options = {.on_signal = on_signal, .context = &serve};
+    struct machine_options options = {.gate = true, .on_signal = on_signal, .context = &serve};
     serve.machine = machine_open(config, &options, err);
     if (!serve.machine)
         return -1;
+    serve.submitter.machine = serve.machine;
     int result = open_api(&serve, config, err);
     if (result == 0) {
         machine_begin(serve.machine);
@@ -158,5 +175,6 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
     }
     loop_run(serve.machine->loop);
     machine_free(serve.machine);
+    submitter_deinit(&serve.submitter);
     return result;
 }
