@@ -453,16 +453,18 @@ TEST(the_inlet_can_be_given_back_and_taken_again)
     begin(&stage, false);
     EXPECT_INT(stage_open(&stage, &stage.spec, &stage.box, &err), 0);
     sandbox_on_inlet(stage.box, take, NULL);
-    OWN(fd) int first = connect_to(fake.inlet_port);
+    int first = connect_to(fake.inlet_port);
     while (taken_count < 1)
         loop_once(stage.loop, 1000);
     sandbox_on_inlet(stage.box, NULL, NULL);
-    OWN(fd) int second = connect_to(fake.inlet_port);
+    int second = connect_to(fake.inlet_port);
     loop_once(stage.loop, 20);
     EXPECT_INT(taken_count, 1);
     sandbox_on_inlet(stage.box, take, NULL);
     while (taken_count < 2)
         loop_once(stage.loop, 1000);
+    close(first);
+    close(second);
     stage_end(&stage);
 }
 
