@@ -310,10 +310,10 @@ static void take_final(struct entry *entry, struct report *report)
     LOG_INFO("rollout", view->id, "%s%s%s", trace_fate_name(view->fate), view->error[0] ? ": " : "",
              view->error);
     put_row(entry);
+    dispatch(rollouts); /* first, so that who hears of the end finds room in the queue */
     publish(entry, ROLLOUT_EVENT_FINAL);
     if (entry->on_final)
         entry->on_final(entry->context, view);
-    dispatch(rollouts);
     forget_old(rollouts);
     maybe_closed(rollouts);
 }

@@ -17,6 +17,7 @@
 #include "runtime/internal.h"
 
 #define TICK_MS 100
+#define AHEAD_MAX 256 /* queued beyond those that may run */
 
 struct batch;
 
@@ -29,6 +30,7 @@ struct row {
 };
 
 struct batch {
+    const struct config *config;
     const struct runtime_batch *asked;
     const struct runtime_show *show;
     struct runtime_sum *sum;
@@ -39,7 +41,9 @@ struct batch {
     size_t task_count;
     struct row *rows;
     struct map by_id;
-    size_t total;
+    size_t total, submitted;
+    char group[ID_MAX]; /* of the task whose rollouts are being submitted */
+    struct err err;     /* a submission that failed */
     struct rollout_watch watch;
     struct loop_timer tick;
     unsigned signals;
@@ -97,6 +101,17 @@ static void on_note(void *context, const char *text)
 }
 
 /* ---------------------------------------------------------------- running */
+static int submit_some(struct batch *batch, struct err *err);
+
+/* Over when everything that was submitted came back and nothing more will be. */
+static void maybe_over(struct batch *batch)
+{
+    bool all_submitted =
+        batch->submitted == batch->total || batch->sum->cancelled || batch->err.kind;
+    if (all_submitted && batch->sum->final == batch->submitted)
+        machine_close(batch->machine);
+}
+
 static void on_final(void *context, const struct rollout_view *view)
 {
     struct row *row = context;
@@ -108,8 +123,9 @@ static void on_final(void *context, const struct rollout_view *view)
         sum->rewarded++;
         sum->reward_sum += view->reward;
     }
-    if (sum->final == batch->total)
-        machine_close(batch->machine);
+    if (!sum->cancelled && !batch->err.kind)
+        (void)submit_some(batch, &batch->err); /* said at the end, when the others are back */
+    maybe_over(batch);
 }
 
 static void on_signal(void *context, int number)
@@ -122,41 +138,54 @@ static void on_signal(void *context, int number)
         return;
     on_note(batch, batch->signals == 1 ? "cancelling; once more to hurry" : "hurrying");
     rollouts_cancel_all(batch->machine->rollouts, "cancelled by the user", batch->signals > 1);
+    maybe_over(batch);
 }
 
-static int submit_all(struct batch *batch, const struct config *config, struct err *err)
+static int submit_one(struct batch *batch, struct row *row, struct err *err)
 {
     const struct runtime_batch *asked = batch->asked;
-    size_t next = 0;
-    for (size_t i = 0; i < batch->task_count; i++) {
-        char group[ID_MAX];
-        id_make(group, "g");
-        for (uint32_t n = 0; n < asked->each; n++) {
-            struct row *row = &batch->rows[next];
-            *row = (struct row){.batch = batch, .index = next, .stage = TRACE_QUEUED};
-            struct rollout_request request = {
-                .agent = batch->agent,
-                .task = batch->tasks[i],
-                .model = batch->model,
-                .mode = asked->mode,
-                .backend = config->sandbox_backend,
-                .root = asked->root                   ? asked->root
-                        : batch->tasks[i]->root_image ? NULL
-                                                      : config->sandbox_root,
-                .isolation = (int)config->sandbox_isolation,
-                .run = asked->label,
-                .group = group,
-                .index = n,
-                .wall_ms_max = asked->wall_ms_max,
-                .turns_max = asked->turns_max,
-                .on_final = on_final,
-                .context = row,
-            };
-            if (rollouts_submit(batch->machine->rollouts, &request, row->id, err) < 0)
-                return -1;
-            map_put(&batch->by_id, str_of(row->id), row);
-            next++;
-        }
+    const struct config *config = batch->config;
+    struct task *task = batch->tasks[row->index / asked->each];
+    uint32_t number = (uint32_t)(row->index % asked->each);
+    if (number == 0)
+        id_make(batch->group, "g");
+    struct rollout_request request = {
+        .agent = batch->agent,
+        .task = task,
+        .model = batch->model,
+        .mode = asked->mode,
+        .backend = config->sandbox_backend,
+        .root = asked->root        ? asked->root
+                : task->root_image ? NULL
+                                   : config->sandbox_root,
+        .isolation = (int)config->sandbox_isolation,
+        .run = asked->label,
+        .group = batch->group,
+        .index = number,
+        .wall_ms_max = asked->wall_ms_max,
+        .turns_max = asked->turns_max,
+        .on_final = on_final,
+        .context = row,
+    };
+    if (rollouts_submit(batch->machine->rollouts, &request, row->id, err) < 0)
+        return -1;
+    map_put(&batch->by_id, str_of(row->id), row);
+    return 0;
+}
+
+/* Keeps the queue filled a little way ahead, so that a large batch starts at once and ends at once.
+ */
+static int submit_some(struct batch *batch, struct err *err)
+{
+    size_t queued_max = (size_t)batch->config->rollout_queued_max;
+    size_t ahead = (size_t)batch->config->rollout_parallel_max +
+                   (queued_max < AHEAD_MAX ? queued_max : AHEAD_MAX);
+    while (batch->submitted < batch->total && batch->submitted - batch->sum->final < ahead) {
+        struct row *row = &batch->rows[batch->submitted];
+        *row = (struct row){.batch = batch, .index = batch->submitted, .stage = TRACE_QUEUED};
+        if (submit_one(batch, row, err) < 0)
+            return -1;
+        batch->submitted++;
     }
     return 0;
 }
@@ -187,9 +216,6 @@ static int load(struct batch *batch, const struct config *config, struct err *er
     if (!batch->model)
         return -1;
     batch->total = batch->task_count * asked->each;
-    if (batch->total > (size_t)config->rollout_queued_max)
-        return err_set(err, ERR_LIMIT, "%zu rollouts are more than rollout.queued-max (%lld)",
-                       batch->total, (long long)config->rollout_queued_max);
     batch->rows = mem_zero((batch->total + 1) * sizeof *batch->rows);
     return 0;
 }
@@ -207,19 +233,19 @@ static int run(struct batch *batch, const struct config *config, struct err *err
     if (batch->show->on_start)
         batch->show->on_start(batch->show->context, batch->total,
                               (uint32_t)config->rollout_parallel_max);
-    int result = submit_all(batch, config, err);
-    if (result < 0)
-        machine_close(batch->machine);
+    (void)submit_some(batch, &batch->err);
+    if (batch->err.kind)
+        maybe_over(batch);
     loop_run(batch->machine->loop);
     loop_timer_stop(&batch->tick);
     machine_free(batch->machine);
-    return result;
+    return batch->err.kind ? err_copy(err, &batch->err) : 0;
 }
 
 int runtime_run(const struct config *config, const struct runtime_batch *asked,
                 const struct runtime_show *show, struct runtime_sum *sum, struct err *err)
 {
-    struct batch batch = {.asked = asked, .show = show, .sum = sum};
+    struct batch batch = {.config = config, .asked = asked, .show = show, .sum = sum};
     uint64_t began = clock_mono_ms();
     int result = load(&batch, config, err);
     if (result == 0) {
