@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/mem.h"
+#include "json/json.h"
 #include "runtime/runtime.h"
 
 static const char *const samples[] = {"fix-failing-test", "write-a-program", "parse-a-log",
@@ -34,11 +36,38 @@ static void explain(const char *home)
            COUNT(samples) * EACH, home);
 }
 
+/* Ordinary users often get no control groups of their own. The demo must run all the same: it then
+ * asks for the weaker level by its name, and says so. */
+#define LIMITS_CHECK "memory and pids limits"
+enum { ISOLATION_FULL = 0, ISOLATION_NO_LIMITS = 1 }; /* as `sandbox.isolation` counts its words */
+
+static void choose_isolation(struct cli *cli)
+{
+    if (cli->config.sandbox_isolation != ISOLATION_FULL)
+        return;
+    OWN(buf) struct buf report = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json_writer writer = {.out = &report};
+    if (runtime_doctor(&cli->config, &writer) == 0 ||
+        json_read(&doc, buf_str(&report), NULL, NULL) < 0)
+        return;
+    JSON_EACH (item, json_get(json_root(&doc), "checks")) {
+        if (!json_is(json_get(item.value, "name"), LIMITS_CHECK) ||
+            !json_is(json_get(item.value, "state"), "missing"))
+            continue;
+        fprintf(stderr,
+                "postern demo: no control groups for this user here, so memory and pids are "
+                "not limited (--isolation no-limits)\n");
+        cli->config.sandbox_isolation = ISOLATION_NO_LIMITS;
+    }
+}
+
 static int run(struct cli *cli)
 {
     struct demo_flags own = {0};
     if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 0, 0) < 0)
         return cli_fail(cli);
+    choose_isolation(cli);
     const char *share = runtime_share_dir();
     if (!share) {
         err_set(&cli->err, ERR_NOT_FOUND, "the sample tasks were not found; set POSTERN_SHARE");
