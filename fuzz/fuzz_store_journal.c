@@ -38,6 +38,9 @@ static bool on_record(void *context, const struct store_view *view)
     touch(view->prompt_ids, walked);
     touch(view->token_ids, walked);
     touch(view->logprobs, walked);
+    touch(view->request, walked);
+    touch(view->request_parent, walked);
+    touch(view->prompt_parent, walked);
     return true;
 }
 

@@ -21,7 +21,7 @@
 #include "json/json.h"
 #include "store/inner.h"
 
-#define VERSION 1
+#define VERSION 2
 #define BUSY_MS_MAX 10000
 #define LIMIT_DEFAULT 100
 #define LIMIT_MAX 1000
@@ -38,10 +38,10 @@ static const char schema[] =
     " PRIMARY KEY(rollout_id, name)) WITHOUT ROWID;"
     "CREATE TABLE calls(id TEXT PRIMARY KEY, rollout_id TEXT, number INTEGER, state TEXT,"
     " status INTEGER, prompt_tokens INTEGER, completion_tokens INTEGER, intent_ms INTEGER,"
-    " entry_ms INTEGER, segment TEXT, place INTEGER) WITHOUT ROWID;"
+    " entry_ms INTEGER, segment TEXT, place INTEGER, deliveries INTEGER) WITHOUT ROWID;"
     "CREATE INDEX calls_rollout ON calls(rollout_id, number);"
     "CREATE INDEX calls_open ON calls(state) WHERE state = 'open';"
-    "PRAGMA user_version = 1;";
+    "PRAGMA user_version = 2;";
 
 #define ROLLOUT_COLUMNS                                                                            \
     "id, run, grp, task, agent, model, mode, backend, stage, fate, error, dir, number, reward, "   \
@@ -50,6 +50,7 @@ static const char schema[] =
 enum statement {
     ADD_INTENT,
     ADD_ENTRY,
+    ADD_DELIVERY,
     ADD_ROLLOUT,
     DROP_REWARDS,
     ADD_REWARD,
@@ -63,10 +64,14 @@ static const char *const texts[STATEMENTS] = {
                    " VALUES(?1, ?2, ?3, 'open', ?4) ON CONFLICT(id) DO UPDATE SET intent_ms = ?4",
     [ADD_ENTRY] =
         "INSERT INTO calls(id, rollout_id, number, state, status, prompt_tokens,"
-        " completion_tokens, entry_ms, segment, place) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, "
-        "?10)"
+        " completion_tokens, entry_ms, segment, place, deliveries)"
+        " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"
         " ON CONFLICT(id) DO UPDATE SET number = ?3, state = ?4, status = ?5, prompt_tokens = ?6,"
-        " completion_tokens = ?7, entry_ms = ?8, segment = ?9, place = ?10",
+        " completion_tokens = ?7, entry_ms = ?8, segment = ?9, place = ?10,"
+        " deliveries = max(ifnull(deliveries, 0), ?11)",
+    [ADD_DELIVERY] =
+        "INSERT INTO calls(id, rollout_id, state, deliveries) VALUES(?1, ?2, 'open', ?3)"
+        " ON CONFLICT(id) DO UPDATE SET deliveries = max(ifnull(deliveries, 0), ?3)",
     [ADD_ROLLOUT] =
         "INSERT INTO rollouts(" ROLLOUT_COLUMNS ", updated_ms) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7,"
         " ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)"
@@ -272,6 +277,7 @@ static int add_call(struct index *index, const struct store_view *view, struct e
     sqlite3_bind_int64(statement, 8, (int64_t)view->wall_ms);
     bind_str(statement, 9, view->segment);
     sqlite3_bind_int64(statement, 10, (int64_t)view->offset);
+    sqlite3_bind_int64(statement, 11, view->deliveries);
     return run(index, statement, err);
 }
 
@@ -326,6 +332,15 @@ static int add_rollout(struct index *index, const struct store_view *view, struc
     return add_rewards(index, id, json_get(row, "rewards"), &arena, err);
 }
 
+static int add_delivery(struct index *index, const struct store_view *view, struct err *err)
+{
+    sqlite3_stmt *statement = index->statements[ADD_DELIVERY];
+    bind_str(statement, 1, view->call_id);
+    bind_str(statement, 2, view->rollout_id);
+    sqlite3_bind_int64(statement, 3, view->deliveries);
+    return run(index, statement, err);
+}
+
 int index_add(struct index *index, const struct store_view *view, struct err *err)
 {
     switch (view->type) {
@@ -335,7 +350,7 @@ int index_add(struct index *index, const struct store_view *view, struct err *er
     case STORE_ROLLOUT:
         return add_rollout(index, view, err);
     case STORE_NOTE:
-        return 0;
+        return view->call_id.size && view->deliveries ? add_delivery(index, view, err) : 0;
     }
     return 0;
 }
@@ -514,7 +529,7 @@ int index_list_calls(struct index *index, const char *rollout_id,
 {
     static const char text[] =
         "SELECT id, rollout_id, state, number, status, prompt_tokens, completion_tokens, intent_ms,"
-        " entry_ms FROM calls WHERE rollout_id = ?1 ORDER BY number, id";
+        " entry_ms, deliveries FROM calls WHERE rollout_id = ?1 ORDER BY number, id";
     sqlite3_stmt *statement = NULL;
     if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
         return sql_error(index, err);
@@ -531,6 +546,7 @@ int index_list_calls(struct index *index, const char *rollout_id,
             .completion_tokens = column_number(statement, 6, -1),
             .intent_ms = (uint64_t)column_number(statement, 7, 0),
             .entry_ms = (uint64_t)column_number(statement, 8, 0),
+            .deliveries = (uint32_t)column_number(statement, 9, 0),
         };
         if (!on_row(context, &row)) {
             code = SQLITE_DONE;

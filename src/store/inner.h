@@ -1,5 +1,6 @@
 /* inner.h - what the files of the store room share. record.c knows bytes, journal.c knows segments,
- * index.c knows SQLite, store.c has the queue and the writer thread. */
+ * index.c knows SQLite, store.c has the queue and the writer thread, read.c puts entries together
+ * again. */
 #ifndef STORE_INNER_H
 #define STORE_INNER_H
 
@@ -9,6 +10,11 @@
 #define SEGMENT_HEAD_SIZE 32u
 #define RECORD_HEAD_SIZE 32u
 #define RECORD_BYTES_MAX (512u << 20)
+
+/* --- store.c --- */
+/* The entry of a call; `bytes` keeps what `view` points into. */
+int store_entry(struct store *store, struct str call_id, struct buf *bytes, struct store_view *view,
+                struct err *err);
 
 /* --- record.c --- */
 void segment_head_write(char head[SEGMENT_HEAD_SIZE], uint64_t created_ms);

@@ -7,6 +7,9 @@
  *
  * Everything is little-endian. `size` counts the sections; the checksum covers the first 24 bytes
  * of the head and all sections. Readers skip tags they do not know, so that new ones may be added.
+ * A request or a prompt that grew out of an earlier one is written as what is new and where it
+ * goes, with the earlier entry's id: a conversation costs its tail.
+ *
  * A record is whole or it is not there: whatever fails a check ends the walk, and store_walk() says
  * how many bytes before it are good. docs/store.md is the same in prose. */
 #include <string.h>
@@ -21,6 +24,7 @@
 #define SUM_OFFSET 24u
 #define RESYNC_TRIES_MAX 1000
 #define SEQUENCE_JUMP_MAX (1u << 24)
+#define SHARED_BYTES_MIN 64u /* less is not worth a reference */
 
 static const char magic[8] = {'P', 'O', 'S', 'T', 'E', 'R', 'N', 'J'};
 
@@ -86,10 +90,85 @@ static void text_section(struct buf *out, enum store_tag tag, const char *text)
         section(out, tag, text, strlen(text));
 }
 
+/* --- differences --- */
+
+static size_t shared_front(struct str a, struct str b)
+{
+    size_t max = a.size < b.size ? a.size : b.size, at = 0;
+    while (max - at >= 8 && memcmp(a.data + at, b.data + at, 8) == 0)
+        at += 8;
+    while (at < max && a.data[at] == b.data[at])
+        at++;
+    return at;
+}
+
+static size_t shared_back(struct str a, struct str b)
+{
+    size_t max = a.size < b.size ? a.size : b.size, at = 0;
+    while (max - at >= 8 && memcmp(a.data + a.size - at - 8, b.data + b.size - at - 8, 8) == 0)
+        at += 8;
+    while (at < max && a.data[a.size - at - 1] == b.data[b.size - at - 1])
+        at++;
+    return at;
+}
+
+static bool usable(const struct store_base *base)
+{
+    return base->call_id && base->bytes.size <= UINT32_MAX && base->depth < STORE_DEPTH_MAX;
+}
+
+/* A section's head and its first numbers, then the parent's id; the content follows. */
+static void delta_section(struct buf *out, enum store_tag tag, const uint32_t *numbers,
+                          size_t number_count, const char *parent, struct str content)
+{
+    uint16_t tag16 = (uint16_t)tag, zero = 0;
+    uint32_t id_size = (uint32_t)strlen(parent);
+    uint32_t size = (uint32_t)(number_count * 4 + 4 + id_size + content.size);
+    buf_append(out, &tag16, 2);
+    buf_append(out, &zero, 2);
+    buf_append(out, &size, 4);
+    buf_append(out, numbers, number_count * 4);
+    buf_append(out, &id_size, 4);
+    buf_append(out, parent, id_size);
+    buf_str_append(out, content);
+}
+
+static uint32_t write_request(struct buf *out, const struct store_record *record)
+{
+    struct str all = record->request;
+    const struct store_base *base = &record->request_base;
+    size_t front = usable(base) ? shared_front(base->bytes, all) : 0;
+    size_t back =
+        usable(base) ? shared_back(str_from(base->bytes, front), str_from(all, front)) : 0;
+    if (front + back < SHARED_BYTES_MIN) {
+        section(out, STORE_TAG_REQUEST, all.data, all.size);
+        return 0;
+    }
+    uint32_t numbers[] = {(uint32_t)front, (uint32_t)back};
+    struct str middle = str_make(all.data + front, all.size - front - back);
+    delta_section(out, STORE_TAG_REQUEST_DELTA, numbers, 2, base->call_id, middle);
+    return base->depth + 1;
+}
+
+static uint32_t write_prompt(struct buf *out, const struct store_record *record)
+{
+    struct str all = str_make(record->prompt_ids, record->prompt_id_count * 4);
+    const struct store_base *base = &record->prompt_base;
+    uint32_t shared = usable(base) ? (uint32_t)(shared_front(base->bytes, all) / 4) : 0;
+    if ((size_t)shared * 4 < SHARED_BYTES_MIN) {
+        section(out, STORE_TAG_PROMPT_IDS, all.data, all.size);
+        return 0;
+    }
+    delta_section(out, STORE_TAG_PROMPT_DELTA, &shared, 1, base->call_id,
+                  str_from(all, (size_t)shared * 4));
+    return base->depth + 1;
+}
+
 int record_write(struct buf *out, const struct store_record *record, struct err *err)
 {
     size_t tokens = record->prompt_id_count + record->token_id_count + record->logprob_count;
-    if (tokens > RECORD_BYTES_MAX / 8 || record->body.size > RECORD_BYTES_MAX / 2)
+    if (tokens > RECORD_BYTES_MAX / 8 ||
+        record->body.size + record->request.size > RECORD_BYTES_MAX / 2)
         return err_set(err, ERR_LIMIT, "a journal record of %zu bytes and %zu tokens is too large",
                        record->body.size, tokens);
     size_t start = out->size;
@@ -109,8 +188,14 @@ int record_write(struct buf *out, const struct store_record *record, struct err 
         put(numbers + 16, &record->completion_tokens, 8);
         section(out, STORE_TAG_NUMBERS, numbers, sizeof numbers);
     }
-    if (record->prompt_id_count)
-        section(out, STORE_TAG_PROMPT_IDS, record->prompt_ids, record->prompt_id_count * 4);
+    if (record->deliveries)
+        section(out, STORE_TAG_DELIVERIES, &record->deliveries, 4);
+    uint32_t request_depth = record->request.data ? write_request(out, record) : 0;
+    uint32_t prompt_depth = record->prompt_id_count ? write_prompt(out, record) : 0;
+    if (record->request_depth)
+        *record->request_depth = request_depth;
+    if (record->prompt_depth)
+        *record->prompt_depth = prompt_depth;
     if (record->token_id_count)
         section(out, STORE_TAG_TOKEN_IDS, record->token_ids, record->token_id_count * 4);
     if (record->logprob_count)
@@ -138,6 +223,17 @@ void record_seal(char *record, size_t size, uint64_t sequence, uint64_t wall_ms)
     put(record + 16, &wall_ms, 8);
     uint64_t sum = record_sum(record, size);
     put(record + SUM_OFFSET, &sum, 8);
+}
+
+/* The parent's id, which follows `at` bytes of numbers; the rest is the content. */
+static bool read_delta(struct str bytes, size_t at, struct str *parent, struct str *content)
+{
+    if (bytes.size < at + 4 || get32(bytes.data + at) > bytes.size - at - 4)
+        return false;
+    uint32_t size = get32(bytes.data + at);
+    *parent = str_make(bytes.data + at + 4, size);
+    *content = str_from(bytes, at + 4 + size);
+    return size > 0;
 }
 
 static bool read_section(struct store_view *view, uint16_t tag, struct str bytes)
@@ -172,6 +268,25 @@ static bool read_section(struct store_view *view, uint16_t tag, struct str bytes
         view->prompt_tokens = (int64_t)get64(bytes.data + 8);
         view->completion_tokens = (int64_t)get64(bytes.data + 16);
         return true;
+    case STORE_TAG_DELIVERIES:
+        if (bytes.size < 4)
+            return false;
+        view->deliveries = get32(bytes.data);
+        return true;
+    case STORE_TAG_REQUEST:
+        view->request = bytes;
+        return true;
+    case STORE_TAG_REQUEST_DELTA:
+        if (!read_delta(bytes, 8, &view->request_parent, &view->request))
+            return false;
+        view->request_prefix = get32(bytes.data);
+        view->request_suffix = get32(bytes.data + 4);
+        return true;
+    case STORE_TAG_PROMPT_DELTA:
+        if (!read_delta(bytes, 4, &view->prompt_parent, &view->prompt_ids))
+            return false;
+        view->prompt_shared = get32(bytes.data);
+        return view->prompt_ids.size % 4 == 0;
     }
     return true; /* from a later version */
 }

@@ -525,23 +525,20 @@ int store_list_calls(struct store *store, const char *rollout_id,
     return result;
 }
 
-int store_read_call(struct store *store, const char *call_id, struct buf *out, struct err *err)
+int store_entry(struct store *store, struct str call_id, struct buf *bytes, struct store_view *view,
+                struct err *err)
 {
+    OWN(mem) char *id = str_dup(call_id);
     if (!store->reader)
-        return err_set(err, ERR_NOT_FOUND, "there is no entry for call '%s'", call_id);
+        return err_set(err, ERR_NOT_FOUND, "there is no entry for call '%s'", id);
     struct index_place place;
     pthread_mutex_lock(&store->read_lock);
-    int result = index_find_call(store->reader, call_id, &place, err);
+    int result = index_find_call(store->reader, id, &place, err);
     pthread_mutex_unlock(&store->read_lock);
-    if (result < 0)
+    if (result < 0 || journal_read(&store->journal, place.segment, place.offset, bytes, err) < 0)
         return -1;
-    OWN(buf) struct buf bytes = {0};
-    struct store_view view;
-    if (journal_read(&store->journal, place.segment, place.offset, &bytes, err) < 0)
-        return -1;
-    if (!record_read(buf_str(&bytes), 0, &view) || !str_is(view.call_id, call_id))
-        return err_set(err, ERR_PROTOCOL, "the entry of call '%s' is damaged", call_id);
-    buf_str_append(out, view.body);
+    if (!record_read(buf_str(bytes), 0, view) || !str_equal(view->call_id, call_id))
+        return err_set(err, ERR_PROTOCOL, "the entry of call '%s' is damaged", id);
     return 0;
 }
 

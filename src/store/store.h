@@ -69,7 +69,19 @@ enum store_tag {
     STORE_TAG_LOGPROBS = 6,   /* float32, little-endian: the completion's */
     STORE_TAG_STATE = 7,      /* text: "answered", "broken", ... */
     STORE_TAG_NUMBERS = 8,    /* number u32, status u32, prompt tokens i64, completion tokens i64 */
+    STORE_TAG_DELIVERIES = 9, /* u32: connections that were given the answer */
+    STORE_TAG_REQUEST = 16,   /* the agent's body, byte for byte */
+    STORE_TAG_REQUEST_DELTA = 17, /* prefix u32, suffix u32, parent's id (u32 size, text), middle */
+    STORE_TAG_PROMPT_DELTA = 18,  /* shared u32, parent's id (u32 size, text), int32... */
 };
+
+/* An earlier entry that a later one may be written as a difference to. It must be committed. */
+struct store_base {
+    const char *call_id; /* NULL: none */
+    struct str bytes;    /* its request; or its prompt's ids followed by its completion's */
+    uint32_t depth;      /* entries that have to be read to read it, besides itself */
+};
+#define STORE_DEPTH_MAX 64u /* a deeper base is not used, so that no entry needs many others */
 
 struct store_record {
     enum store_type type;
@@ -86,6 +98,11 @@ struct store_record {
     size_t token_id_count;
     const float *logprobs;
     size_t logprob_count;
+    uint32_t deliveries; /* 0: not said */
+    struct str request;  /* the agent's body; data NULL: not kept */
+    struct store_base request_base, prompt_base;
+    /* Set by store_append(): the depths of this entry, for when it becomes a base. May be NULL. */
+    uint32_t *request_depth, *prompt_depth;
 };
 
 /* Copies the record. ERR_CAPACITY: the queue is full (intents only get three quarters of it, so
@@ -108,6 +125,11 @@ struct store_view {
     uint32_t number, http_status;
     int64_t prompt_tokens, completion_tokens;
     struct str prompt_ids, token_ids, logprobs; /* little-endian arrays, unaligned */
+    uint32_t deliveries;
+    /* What is written as a difference: the parent's first bytes (ids), what is here, and for
+     * requests the parent's last bytes. The parent is empty: all of it is here. */
+    struct str request, request_parent, prompt_parent;
+    uint32_t request_prefix, request_suffix, prompt_shared;
 };
 
 /* Walks records from the front of `bytes` (a whole segment, its head included) until the end or the
@@ -182,12 +204,19 @@ struct store_call {
     uint32_t number, http_status;
     int64_t prompt_tokens, completion_tokens; /* -1: unknown */
     uint64_t intent_ms, entry_ms;             /* wall clock; 0: none */
+    uint32_t deliveries; /* connections that were given its answer; retries included */
 };
 int store_list_calls(struct store *store, const char *rollout_id,
                      bool (*on_row)(void *context, const struct store_call *row), void *context,
                      struct err *err);
-/* Appends the JSON body of the call's entry. ERR_NOT_FOUND: no such call or no entry yet. */
+/* Appends the call as JSON: the entry's body with the agent's request (in the agent's dialect) and
+ * the token arrays in their places. ERR_NOT_FOUND: no such call or no entry yet. */
 int store_read_call(struct store *store, const char *call_id, struct buf *out, struct err *err);
+/* Appends the agent's request, byte for byte; nothing when it was not kept. */
+int store_read_request(struct store *store, const char *call_id, struct buf *out, struct err *err);
+/* The arrays as they are: int32, int32, float32, little-endian. Each may be NULL. */
+int store_read_tokens(struct store *store, const char *call_id, struct buf *prompt_ids,
+                      struct buf *token_ids, struct buf *logprobs, struct err *err);
 
 struct store_counts {
     uint64_t appended, committed, commits; /* records queued, records on disk, syncs made */
