@@ -150,10 +150,13 @@ static void artifact_note(struct life *life, const char *state, const char *file
     life->artifact_at++;
 }
 
+static char *artifact_path(struct life *life);
+
 static void on_artifact(void *context, const struct err *err)
 {
     struct life *life = context;
-    artifact_note(life, is_bad(err) ? err->text : "kept", NULL, 0);
+    const char *file = artifact_path(life) + strlen(life->plan->dir) + 1;
+    artifact_note(life, is_bad(err) ? err->text : "kept", is_bad(err) ? NULL : file, 0);
     collect_next(life);
 }
 
@@ -182,6 +185,14 @@ static const char *artifact_inside(struct life *life)
                           : arena_format(&life->arena, "%s/%s", life->plan->task->workdir, path);
 }
 
+static size_t artifact_count(const struct life *life)
+{
+    size_t count = 0;
+    while (life->plan->task->artifacts[count])
+        count++;
+    return count;
+}
+
 static void on_artifact_stat(void *context, const struct sandbox_stat *stat, const struct err *err)
 {
     struct life *life = context;
@@ -194,7 +205,12 @@ static void on_artifact_stat(void *context, const struct sandbox_stat *stat, con
     const char *host = artifact_path(life);
     const char *inside = artifact_inside(life);
     if (stat->kind == SANDBOX_FILE_DIRECTORY) {
-        struct sandbox_budget budget = {.bytes_max = left ? left : 1, .entries_max = 100000};
+        /* What a tree holds is known afterwards at best: each gets its share, used or not. */
+        uint64_t share = life->plan->artifact_bytes_max / artifact_count(life);
+        if (share > left)
+            share = left;
+        life->artifact_bytes += share;
+        struct sandbox_budget budget = {.bytes_max = share ? share : 1, .entries_max = 100000};
         sandbox_get_tree(last_sandbox(life), inside, host, &budget, on_artifact, life);
         return;
     }
