@@ -553,3 +553,75 @@ TEST_WITHIN(a_script_without_an_answer_is_the_upstreams_fault, 90)
     EXPECT(!world.rewarded);
     world_close(&world);
 }
+
+TEST_WITHIN(a_task_may_be_judged_where_the_agent_ran_and_keep_files, 90)
+{
+    struct world world;
+    run(&world,
+        "mkdir -p kept/deep; echo yes > kept/deep/file; ln -s /etc/passwd kept/link; (setsid sleep "
+        "1000 &)",
+        "{\"instruction\":\"x\",\"verifier\":{\"fresh\":false},\"artifacts\":[\"kept\",\"missing\"]"
+        ",\"verify\":["
+        "\"test -f kept/deep/file\",\"! grep -ls sleep /proc/[0-9]*/comm\"]}",
+        0);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    EXPECT(world.rewarded && world.reward == 1);
+    EXPECT(result_has(&world, "\"fresh_verify\":false"));
+    EXPECT(result_has(&world, "\"state\":\"missing\""));
+    OWN(mem)
+    char *kept = mem_format("%s/rollouts/%s/artifacts/1-kept/deep/file", world.home, world.id);
+    EXPECT(file_exists(kept));
+    world_close(&world);
+}
+
+/* ---------------------------------------------------------------- the sample tasks */
+static const char *const samples[] = {"fix-failing-test", "write-a-program", "parse-a-log",
+                                      "repair-git", "edit-config"};
+
+static double reward_of_sample(struct world *world, const char *name, bool solve)
+{
+    struct err err = {0};
+    OWN(mem) char *dir = mem_format("%s/tasks/%s", POSTERN_SOURCE_DIR, name);
+    OWN(mem) char *path = mem_format("%s/agent.toml", world->home);
+    OWN(mem)
+    char *text = mem_format(
+        "name = \"solver\"\n[[files]]\nfrom = \"%s/solution/solve.sh\"\nto = \"/opt/solve.sh\"\n"
+        "[run]\nargv = [\"bash\", \"%s\"]\ninstruction = \"stdin\"\n",
+        dir, solve ? "/opt/solve.sh" : "/dev/null");
+    must(file_write(path, str_of(text), 0644, false, &err), &err);
+    const char *const none[] = {NULL};
+    struct agent_dirs dirs = {.spec_dirs = none, .file_dirs = none};
+    struct agent_spec *spec = agent_spec_load(path, &dirs, &err);
+    must(spec ? 0 : -1, &err);
+    struct task **tasks = NULL;
+    size_t count = 0;
+    must(task_load(dir, &tasks, &count, &err), &err);
+    struct rollout_request request = {.agent = spec,
+                                      .task = tasks[0],
+                                      .model = world->model,
+                                      .isolation = SANDBOX_ISOLATION_NO_LIMITS,
+                                      .on_final = on_final,
+                                      .context = world};
+    world->finals = 0;
+    must(rollouts_submit(world->rollouts, &request, world->id, &err), &err);
+    bool ended = wait_until(world, one_final);
+    task_list_free(tasks, count);
+    agent_spec_unref(spec);
+    if (!ended || !world->rewarded)
+        fprintf(stderr, "  %s: %s\n", name, ended ? world->result : "no end");
+    return ended && world->rewarded ? world->reward : -1;
+}
+
+TEST_WITHIN(the_sample_tasks_are_solved_by_their_solutions_and_not_by_doing_nothing, 240)
+{
+    struct world world;
+    world_open(&world, 0);
+    for (size_t i = 0; i < COUNT(samples); i++) {
+        double solved = reward_of_sample(&world, samples[i], true);
+        double idle = reward_of_sample(&world, samples[i], false);
+        if (solved != 1 || idle != 0)
+            test_fail(__FILE__, __LINE__, "%s: %g solved, %g when nothing was done", samples[i],
+                      solved, idle);
+    }
+    world_close(&world);
+}
