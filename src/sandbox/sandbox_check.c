@@ -31,15 +31,28 @@ int sandbox_need(const struct slot *slot, unsigned capability, const char *what,
                    name, what);
 }
 
+/* The local keeper refuses by name what it cannot enforce, and knows the level that does without.
+ */
+static int check_limits(const struct slot *slot, const struct sandbox_spec *spec, struct err *err)
+{
+    const struct {
+        bool asked;
+        const char *what;
+    } limits[] = {{spec->memory_bytes_max, "a memory limit"},
+                  {spec->pids_max, "a limit on processes"},
+                  {spec->cpu_millis, "a cpu limit"},
+                  {spec->disk_bytes_max, "a disk limit"}};
+    if (slot->backend->class == &backend_local)
+        return 0;
+    for (size_t i = 0; i < COUNT(limits); i++)
+        if (limits[i].asked && sandbox_need(slot, SANDBOX_CAN_LIMITS, limits[i].what, err) < 0)
+            return -1;
+    return 0;
+}
+
 int sandbox_spec_check(const struct slot *slot, const struct sandbox_spec *spec, struct err *err)
 {
-    if (spec->memory_bytes_max && sandbox_need(slot, SANDBOX_CAN_LIMITS, "a memory limit", err) < 0)
-        return -1;
-    if (spec->pids_max && sandbox_need(slot, SANDBOX_CAN_LIMITS, "a limit on processes", err) < 0)
-        return -1;
-    if (spec->cpu_millis && sandbox_need(slot, SANDBOX_CAN_LIMITS, "a cpu limit", err) < 0)
-        return -1;
-    if (spec->disk_bytes_max && sandbox_need(slot, SANDBOX_CAN_LIMITS, "a disk limit", err) < 0)
+    if (check_limits(slot, spec, err) < 0)
         return -1;
     if (spec->root_user && sandbox_need(slot, SANDBOX_CAN_ROOT, "root inside", err) < 0)
         return -1;
