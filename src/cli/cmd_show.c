@@ -197,7 +197,9 @@ static void put_call(struct show *show, struct json call, size_t *messages_shown
         if (side)
             return;
     }
-    size_t count = json_size(messages), at = 0;
+    /* The first messages are left out where an earlier line has them. */
+    size_t at = (size_t)json_int_or(json_get(call, "shared_messages"), 0);
+    size_t count = at + json_size(messages);
     if (count < *messages_shown) {
         printf("(the history was rewritten)\n");
         *messages_shown = 0;

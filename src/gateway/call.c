@@ -214,11 +214,11 @@ static void conclude(struct call *call, const struct err *err)
     retry_concluded(call, call->trouble.kind == ERR_NONE);
     if (session->calls_fd >= 0) {
         OWN(buf) struct buf line = {0};
-        struct json_writer out = {.out = &line};
-        trace_call_write(&call->record, &out);
-        buf_byte(&line, '\n');
+        lineage_line(call, &line);
         append_line(session, buf_str(&line));
     }
+    if (call->committed)
+        lineage_add(call);
     if (session->on_call)
         session->on_call(session->context, &call->record, GATEWAY_CALL_DONE);
     if (call->trouble.kind == ERR_NONE)
@@ -231,7 +231,9 @@ static void conclude(struct call *call, const struct err *err)
 
 static void on_entry(void *context, const struct err *err)
 {
-    conclude(context, err);
+    struct call *call = context;
+    call->committed = err->kind == ERR_NONE;
+    conclude(call, err);
 }
 
 static void make_record(struct call *call)
@@ -273,13 +275,14 @@ static void enter(struct call *call)
     call->state = CALL_ENTRY;
     make_record(call);
     if (!store) {
-        conclude(call, &(struct err){0});
+        on_entry(call, &(struct err){0});
         return;
     }
-    /* The arrays go beside the JSON, not into it. */
+    /* The arrays and the request go beside the JSON, not into it. */
     const struct trace_answer *answer = call->record.answer;
     struct trace_call record = call->record;
     struct trace_answer plain;
+    record.request = NULL;
     if (answer) {
         plain = *answer;
         plain.prompt_ids = NULL;
@@ -297,6 +300,7 @@ static void enter(struct call *call)
         .body = buf_str(&body),
         .state = trace_call_state_name(record.state),
         .number = record.number,
+        .deliveries = record.deliveries,
         .http_status = (uint32_t)record.http_status,
         .prompt_tokens = answer && answer->usage.known ? answer->usage.prompt_tokens : -1,
         .completion_tokens = answer && answer->usage.known ? answer->usage.completion_tokens : -1,
@@ -309,6 +313,7 @@ static void enter(struct call *call)
         entry.logprobs = answer->tokens.logprobs;
         entry.logprob_count = answer->tokens.logprob_count;
     }
+    lineage_entry(call, &entry);
     struct err err = {0};
     if (store_append(store, session->gateway->loop, &entry, on_entry, call, &err) < 0)
         conclude(call, &err);
@@ -329,6 +334,7 @@ void call_note_delivery(struct gateway_session *session, const char *call_id, ui
         .type = STORE_NOTE,
         .rollout_id = session->rollout_id,
         .call_id = call_id,
+        .deliveries = count,
         .body = str_make(body, (size_t)size),
         .prompt_tokens = -1,
         .completion_tokens = -1,

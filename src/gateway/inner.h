@@ -3,6 +3,7 @@
  *     gateway.c   lanes' side: modes, counters, one HTTP client per model
  *     session.c   one rollout's side: routes, limits, report
  *     call.c      one call: intent, attempts, relay, entry, end
+ *     lineage.c   what a call shares with an earlier one
  *     retry.c     requests that come again, and agents that went away
  *     upstream.c  one attempt: over HTTP, played from a script, or held at the gate
  *     hold.c      holds; hold_object.c is what the trainer sees of a held call
@@ -266,6 +267,23 @@ enum refusal {
     REFUSALS
 };
 
+/* Recent calls that later ones may have grown out of: lineage.c. */
+#define LINEAGE_MAX 4
+struct ancestor {
+    struct body *body; /* NULL: the place is free */
+    char call_id[ID_MAX];
+    uint64_t age;
+    uint64_t *hashes; /* one per message */
+    size_t message_count;
+    uint64_t tools;
+    struct buf ids; /* of its prompt and its completion */
+    uint32_t request_depth, prompt_depth;
+};
+struct lineage {
+    struct ancestor ancestors[LINEAGE_MAX];
+    uint64_t clock;
+};
+
 /* The session's recent calls, for requests that come again. */
 struct retries {
     struct map by_key;
@@ -278,6 +296,7 @@ struct gateway_session {
     struct retries retries;
     uint32_t retry_grace_ms;
     struct place place; /* among the model's servers */
+    struct lineage lineage;
     struct http_server *server;
     struct model *model;
     char *rollout_id, *group_id, *task, *calls_path, *stop_reason;
@@ -373,6 +392,10 @@ struct call {
 
     const struct http_header *headers; /* the agent's that go on */
     size_t header_count;
+    int parent; /* among the session's ancestors; -1: none */
+    bool parent_known, committed;
+    uint64_t parent_clock;
+    uint32_t request_depth, prompt_depth;
     struct retry *memory;   /* NULL: it is not remembered */
     struct buf sent;        /* of a stream: all that was relayed */
     struct list others;     /* older connections of the same agent that still live */
@@ -421,6 +444,16 @@ void exchange_begin_stream(struct http_exchange *exchange);
 /* An error in the agent's dialect. */
 void answer_error(struct http_exchange *exchange, const struct dialect *dialect, int status,
                   const char *code, struct str message, uint32_t retry_after_s);
+
+/* ---------------------------------------------------------------- lineage.c */
+struct store_record;
+void lineage_deinit(struct lineage *lineage);
+/* Adds the request, and what it and the prompt may be a difference to. */
+void lineage_entry(struct call *call, struct store_record *entry);
+/* The call's line of calls.jsonl, without what its parent's line has. */
+void lineage_line(struct call *call, struct buf *out);
+/* The call's entry is committed and its line written: it may be a parent. */
+void lineage_add(struct call *call);
 
 /* ---------------------------------------------------------------- retry.c */
 struct retry_key {

@@ -325,6 +325,7 @@ static void session_free(struct gateway_session *session)
     fd_close(&session->calls_fd);
     map_deinit(&session->hosts);
     retries_deinit(&session->retries);
+    lineage_deinit(&session->lineage);
     model_unref(session->model);
     free(session->rollout_id);
     free(session->group_id);

@@ -176,7 +176,12 @@ struct trace_call {
     enum trace_call_state state;
     uint64_t accepted_ms, first_byte_ms, done_ms;
     uint64_t request_bytes, answer_bytes;
-    int http_status;                     /* what the agent got */
+    int http_status; /* what the agent got */
+    /* What is left out of `request` and of the answer's prompt because an earlier line has it: the
+     * first messages, all tools, the first tokens. */
+    const char *parent; /* that call's id; NULL: nothing is left out */
+    uint32_t shared_messages, shared_prompt_tokens;
+    bool shared_tools;
     const struct trace_request *request; /* NULL: not understood */
     const struct trace_answer *answer;   /* NULL: none */
     const char *error_kind;              /* err_meaning(kind)->name; NULL: none */

@@ -248,6 +248,13 @@ void trace_call_write(const struct trace_call *call, struct json_writer *out)
         json_set_text(out, "error_kind", call->error_kind);
         json_set_str(out, "error", call->error);
     }
+    if (call->parent) {
+        json_set_text(out, "parent", call->parent);
+        json_set_int(out, "shared_messages", call->shared_messages);
+        json_set_bool(out, "shared_tools", call->shared_tools);
+        if (call->shared_prompt_tokens)
+            json_set_int(out, "shared_prompt_tokens", call->shared_prompt_tokens);
+    }
     json_key(out, "request");
     if (call->request)
         trace_request_write(call->request, out);

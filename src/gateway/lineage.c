@@ -1,0 +1,220 @@
+/* lineage.c - what a call shares with an earlier one of its rollout.
+ *
+ * Agents send the whole conversation with every call; nearly all of it was in the call before. A
+ * session remembers a few recent calls (their bodies, a hash per message, their tokens), so that
+ * the journal and calls.jsonl get only what is new and a reference to the parent: the remembered
+ * call whose body has the most in common with this one from the front. A call that continues its
+ * parent takes its place; others (sub-agents, side calls) push out the oldest. Only calls whose
+ * entry is committed become parents. */
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "gateway/inner.h"
+#include "store/store.h"
+
+#define BODY_BYTES_MAX ((size_t)8 << 20)
+#define SHARED_IDS_MIN 16
+
+static void hash_str(XXH3_state_t *state, struct str text)
+{
+    XXH3_64bits_update(state, &text.size, sizeof text.size);
+    XXH3_64bits_update(state, text.data, text.size);
+}
+
+static uint64_t message_hash(const struct trace_message *message)
+{
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    XXH3_64bits_update(&state, &message->role, sizeof message->role);
+    hash_str(&state, message->name);
+    hash_str(&state, message->tool_call_id);
+    hash_str(&state, message->reasoning);
+    hash_str(&state, message->opaque);
+    XXH3_64bits_update(&state, &message->part_count, sizeof message->part_count);
+    for (size_t i = 0; i < message->part_count; i++) {
+        const struct trace_part *part = &message->parts[i];
+        XXH3_64bits_update(&state, &part->kind, sizeof part->kind);
+        hash_str(&state, part->text);
+        hash_str(&state, part->raw);
+    }
+    for (size_t i = 0; i < message->call_count; i++) {
+        hash_str(&state, message->calls[i].id);
+        hash_str(&state, message->calls[i].name);
+        hash_str(&state, message->calls[i].arguments);
+    }
+    return XXH3_64bits_digest(&state);
+}
+
+static uint64_t tools_hash(const struct trace_request *request)
+{
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    for (size_t i = 0; i < request->tool_count; i++) {
+        const struct trace_tool *tool = &request->tools[i];
+        hash_str(&state, tool->name);
+        hash_str(&state, tool->description);
+        hash_str(&state, tool->parameters);
+        hash_str(&state, tool->space);
+        XXH3_64bits_update(&state, &tool->custom, sizeof tool->custom);
+    }
+    return request->tool_count ? XXH3_64bits_digest(&state) : 0;
+}
+
+static size_t shared_bytes(struct str a, struct str b)
+{
+    size_t max = a.size < b.size ? a.size : b.size, at = 0;
+    while (max - at >= 64 && memcmp(a.data + at, b.data + at, 64) == 0)
+        at += 64;
+    while (at < max && a.data[at] == b.data[at])
+        at++;
+    return at;
+}
+
+static void forget(struct ancestor *ancestor)
+{
+    body_unref(ancestor->body);
+    free(ancestor->hashes);
+    buf_deinit(&ancestor->ids);
+    *ancestor = (struct ancestor){0};
+}
+
+void lineage_deinit(struct lineage *lineage)
+{
+    for (size_t i = 0; i < COUNT(lineage->ancestors); i++)
+        forget(&lineage->ancestors[i]);
+}
+
+/* ---------------------------------------------------------------- finding the parent */
+
+/* Until a call is committed others may become parents; then the look is repeated. */
+static void find_parent(struct call *call)
+{
+    struct lineage *lineage = &call->session->lineage;
+    if (call->parent_known && call->parent_clock == lineage->clock)
+        return;
+    call->parent_known = true;
+    call->parent_clock = lineage->clock;
+    struct str body = buf_str(&call->body->bytes);
+    size_t best = 0;
+    call->parent = -1;
+    for (int i = 0; i < LINEAGE_MAX; i++) {
+        const struct ancestor *ancestor = &lineage->ancestors[i];
+        if (!ancestor->body)
+            continue;
+        size_t shared = shared_bytes(buf_str(&ancestor->body->bytes), body);
+        if (shared <= best)
+            continue;
+        best = shared;
+        call->parent = i;
+    }
+}
+
+void lineage_entry(struct call *call, struct store_record *entry)
+{
+    find_parent(call);
+    entry->request = buf_str(&call->body->bytes);
+    entry->request_depth = &call->request_depth;
+    entry->prompt_depth = &call->prompt_depth;
+    if (call->parent < 0)
+        return;
+    const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
+    entry->request_base =
+        (struct store_base){parent->call_id, buf_str(&parent->body->bytes), parent->request_depth};
+    if (parent->ids.size)
+        entry->prompt_base =
+            (struct store_base){parent->call_id, buf_str(&parent->ids), parent->prompt_depth};
+}
+
+/* ---------------------------------------------------------------- a line of calls.jsonl */
+
+static size_t shared_messages(const struct ancestor *parent, const struct trace_request *request)
+{
+    size_t max = parent->message_count < request->message_count ? parent->message_count
+                                                                : request->message_count;
+    size_t count = 0;
+    while (count < max && parent->hashes[count] == message_hash(&request->messages[count]))
+        count++;
+    return count;
+}
+
+void lineage_line(struct call *call, struct buf *out)
+{
+    struct json_writer json = {.out = out};
+    struct trace_call record = call->record;
+    struct trace_request request = call->request;
+    struct trace_answer answer;
+    find_parent(call);
+    if (call->parent >= 0) {
+        const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
+        size_t shared = shared_messages(parent, &request);
+        record.parent = parent->call_id;
+        record.shared_messages = (uint32_t)shared;
+        request.messages += shared;
+        request.message_count -= shared;
+        record.shared_tools = request.tool_count && tools_hash(&request) == parent->tools;
+        if (record.shared_tools)
+            request.tool_count = 0;
+        record.request = &request;
+        if (record.answer && record.answer->prompt_ids) {
+            answer = *record.answer;
+            struct str ids = str_make(answer.prompt_ids, answer.prompt_id_count * 4);
+            size_t same = shared_bytes(buf_str(&parent->ids), ids) / 4;
+            if (same >= SHARED_IDS_MIN) {
+                record.shared_prompt_tokens = (uint32_t)same;
+                answer.prompt_ids += same;
+                answer.prompt_id_count -= same;
+                record.answer = &answer;
+            }
+        }
+        if (!shared && !record.shared_tools && !record.shared_prompt_tokens)
+            record.parent = NULL;
+    }
+    trace_call_write(&record, &json);
+    buf_byte(out, '\n');
+}
+
+/* ---------------------------------------------------------------- becoming a parent */
+
+static struct ancestor *place_for(struct call *call)
+{
+    struct lineage *lineage = &call->session->lineage;
+    find_parent(call);
+    if (call->parent >= 0) {
+        struct ancestor *parent = &lineage->ancestors[call->parent];
+        if (shared_messages(parent, &call->request) == parent->message_count)
+            return parent;
+    }
+    struct ancestor *oldest = &lineage->ancestors[0];
+    for (size_t i = 1; i < COUNT(lineage->ancestors); i++)
+        if (lineage->ancestors[i].age < oldest->age)
+            oldest = &lineage->ancestors[i];
+    return oldest;
+}
+
+void lineage_add(struct call *call)
+{
+    const struct trace_request *request = &call->request;
+    const struct trace_answer *answer = call->record.answer;
+    if (call->body->bytes.size > BODY_BYTES_MAX)
+        return;
+    struct ancestor *place = place_for(call);
+    forget(place);
+    place->age = ++call->session->lineage.clock;
+    place->body = body_ref(call->body);
+    memcpy(place->call_id, call->record.id, sizeof place->call_id);
+    place->request_depth = call->request_depth;
+    place->prompt_depth = call->prompt_depth;
+    place->tools = tools_hash(request);
+    place->message_count = request->message_count;
+    place->hashes = mem_alloc(request->message_count * sizeof *place->hashes + 1);
+    for (size_t i = 0; i < request->message_count; i++)
+        place->hashes[i] = message_hash(&request->messages[i]);
+    if (!answer || !answer->prompt_id_count)
+        return;
+    buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);
+    buf_append(&place->ids, answer->tokens.ids, answer->tokens.id_count * 4);
+}
