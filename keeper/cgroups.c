@@ -2,8 +2,9 @@
  *
  * Our own group lies below the group this process is in, so that limits somebody set on us hold for
  * the sandboxes too. In a v2 tree a group with processes cannot give controllers to children; then,
- * in order: the root of the tree (root only), or moving the keeper into a group of its own beside
- * the leaves (when it was alone: a delegated scope or service).
+ * in order: what is there is moved into a group of its own beside the leaves (when that is the
+ * keeper alone, or the group was delegated: a scope or service with Delegate=yes), or the root of
+ * the tree is used (root only).
  *
  * On a hybrid machine the v2 tree is left alone: it could only kill, and killing process 1 of a pid
  * namespace kills everything in it already.
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -171,6 +173,28 @@ static bool is_alone(const char *path)
     return first == getpid() && strspn(rest, "\n") == strlen(rest);
 }
 
+/* Did whoever runs this machine say that we may arrange this group ourselves (systemd:
+ * Delegate=yes)? */
+static bool is_delegated(const char *path)
+{
+    char value[8];
+    return (getxattr(path, "user.delegate", value, sizeof value) == 1 ||
+            getxattr(path, "trusted.delegate", value, sizeof value) == 1) &&
+           value[0] == '1';
+}
+
+/* A group with processes passes no controllers on: moves them into a group of their own inside. */
+static void make_room(const char *path)
+{
+    char beside[300], list[16384] = "";
+    if (make_group(path, "postern-keeper", beside, sizeof beside) < 0 ||
+        read_at(path, "", "cgroup.procs", list, sizeof list) < 0)
+        return;
+    for (char *rest = NULL, *pid = strtok_r(list, "\n", &rest); pid;
+         pid = strtok_r(NULL, "\n", &rest))
+        (void)write_at(beside, "", "cgroup.procs", pid); /* one that just ended is no harm */
+}
+
 static unsigned start_v2(struct cgroups *cgroups, const struct found_mount *mount)
 {
     char group[512] = "", own[256];
@@ -186,11 +210,9 @@ static unsigned start_v2(struct cgroups *cgroups, const struct found_mount *moun
         if (make_group(places[i], cgroups->name, tree->path, sizeof tree->path) < 0)
             continue;
         unsigned given = give_controllers(places[i]);
-        if (!given && is_alone(places[i])) {
-            char beside[300];
-            if (make_group(places[i], "postern-keeper", beside, sizeof beside) == 0 &&
-                write_at(beside, "", "cgroup.procs", "0") == 0)
-                given = give_controllers(places[i]);
+        if (!given && (is_alone(places[i]) || is_delegated(places[i]))) {
+            make_room(places[i]);
+            given = give_controllers(places[i]);
         }
         if (given) {
             tree->controllers = give_controllers(tree->path);

@@ -97,6 +97,10 @@ static int tie_to_keeper(const struct child_start *start, struct err *err)
 
 static int own_session(const struct child_start *start, struct err *err)
 {
+    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); /* the keeper's is lower */
+    if (score >= 0)
+        (void)!write(score, "0", 1);
+    fd_close(&score);
     (void)signal(SIGPIPE, SIG_DFL); /* all that the keeper changes */
     (void)signal(SIGHUP, SIG_DFL);
     sigset_t none;

@@ -42,7 +42,8 @@
 #define TICK_MS 500
 #define LINGER_MS 2000
 #define PORTER_BYTES_MAX (16u << 20)
-#define EMBRYOS 6     /* first processes made ahead of time */
+#define EMBRYOS_MIN 4 /* first processes made ahead of time: two per processor within these */
+#define EMBRYOS_MAX 16
 #define READY_PARTS 2 /* and beyond them network namespaces and control groups */
 #define QUIET_MS 3
 #define STARTING_MAX 8 /* pooled sandboxes started at once */
@@ -205,6 +206,15 @@ static int open_porter(const char *path, struct err *err)
     return fd_take(&memory);
 }
 
+/* When memory is out, commands in sandboxes go before the keeper, whose end is the end of all of
+ * them. */
+static void be_spared(void)
+{
+    OWN(fd) int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (file >= 0)
+        (void)!write(file, "-900", 4);
+}
+
 static void raise_descriptors(void)
 {
     struct rlimit limit;
@@ -269,6 +279,11 @@ int keeper_prepare(struct keeper *keeper, struct err *err)
     if (keeper->epoll < 0)
         return err_errno(err, "epoll");
     raise_descriptors();
+    be_spared();
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    keeper->embryos_wanted = processors * 2 < EMBRYOS_MIN   ? EMBRYOS_MIN
+                             : processors * 2 > EMBRYOS_MAX ? EMBRYOS_MAX
+                                                            : (unsigned)processors * 2;
     if (prepare_machine(keeper, &keeper->broken) < 0)
         LOG_ERROR("keeper", NULL, "cannot create sandboxes: %s", keeper->broken.text);
     return server_start(keeper, err);
@@ -311,8 +326,8 @@ static bool idle_step(struct keeper *keeper, bool quiet)
         return true;
     if (keeper->options.private_fd >= 0 || list_empty(&keeper->connections))
         return false;
-    return embryos_refill(keeper, EMBRYOS) || nets_refill(&keeper->nets, READY_PARTS) ||
-           cgroups_refill(&keeper->cgroups, READY_PARTS);
+    return embryos_refill(keeper, keeper->embryos_wanted) ||
+           nets_refill(&keeper->nets, READY_PARTS) || cgroups_refill(&keeper->cgroups, READY_PARTS);
 }
 
 /* Nobody is connected and nothing is left: linger a little, then go, unless somebody knocks

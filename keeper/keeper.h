@@ -187,6 +187,7 @@ struct keeper {
     struct err broken; /* why nothing can be created */
     struct list sandboxes, layers, pools, connections;
     size_t live_count, embryo_count, starting_count; /* live: all with a process */
+    unsigned embryos_wanted;
     uint64_t next_connection;
     uint64_t empty_since_ms;
     uint64_t created_count, layer_count;
