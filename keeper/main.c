@@ -3,6 +3,7 @@
  * Started by the server (backend_local.c), not by people. docs/keeper.md has the protocol. */
 #include <fcntl.h>
 #include <getopt.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,7 @@ int main(int argc, char **argv)
         return doctor_run(&keeper.options);
     if ((keeper.options.listen_fd < 0) == (keeper.options.private_fd < 0))
         return usage("one of --listen-fd and --private-fd is needed", "");
+    (void)mallopt(M_MMAP_THRESHOLD, 1 << 16); /* large pieces go back at once; see shrink() */
     log_setup(LOG_INFO, false);
     (void)prctl(PR_SET_NAME, "postern-keeper");
     struct err err = {0};
