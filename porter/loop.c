@@ -270,9 +270,11 @@ static void free_freed(struct porter *porter)
 
 static void start_signals(struct porter *porter)
 {
-    struct sigaction fallback = {.sa_handler = SIG_DFL};
+    /* By the kernel's own call: the C library keeps three numbers for itself and would leave them
+     * ignored for every command, if whoever started us ignored them. Zeroes mean the default. */
+    const char fallback[64] = {0};
     for (int number = 1; number <= 64; number++)
-        (void)sigaction(number, &fallback, NULL);
+        (void)syscall(SYS_rt_sigaction, number, fallback, NULL, 8);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     (void)sigaction(SIGPIPE, &ignore, NULL);
     sigset_t all, ours;

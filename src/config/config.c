@@ -448,18 +448,19 @@ void config_help(struct buf *out)
 void config_write_docs(struct buf *out)
 {
     buf_format(
-        out, "# Settings\n\n"
-             "Made from the table in `src/config/settings.c` by `postern help --settings-markdown`; do "
-             "not edit.\n\n"
-             "Later sources win: the fallback, the file `$POSTERN_HOME/postern.toml` (or `--config "
-             "FILE`, or "
-             "`POSTERN_CONFIG`),\nthe environment, the command line. `sandbox.memory-max` is "
-             "`memory-max` "
-             "under `[sandbox]` in the file,\n`POSTERN_SANDBOX_MEMORY_MAX` in the environment and "
-             "`--sandbox.memory-max 2G` on the command line.\nDurations are written `200ms`, "
-             "`30s`, `5m`, "
-             "`2h`; sizes `64K`, `512M`, `2G`.\n\n"
-             "| setting | fallback | allowed | meaning |\n| --- | --- | --- | --- |\n");
+        out,
+        "# Settings\n\n"
+        "Made from the table in `src/config/settings.c` by `postern help --settings-markdown`; do "
+        "not edit.\n\n"
+        "Later sources win: the fallback, the file `$POSTERN_HOME/postern.toml` (or `--config "
+        "FILE`, or "
+        "`POSTERN_CONFIG`),\nthe environment, the command line. `sandbox.memory-max` is "
+        "`memory-max` "
+        "under `[sandbox]` in the file,\n`POSTERN_SANDBOX_MEMORY_MAX` in the environment and "
+        "`--sandbox.memory-max 2G` on the command line.\nDurations are written `200ms`, "
+        "`30s`, `5m`, "
+        "`2h`; sizes `64K`, `512M`, `2G`.\n\n"
+        "| setting | fallback | allowed | meaning |\n| --- | --- | --- | --- |\n");
     for (size_t i = 0; i < setting_count; i++) {
         const struct setting *setting = &settings[i];
         buf_format(out, "| `%s` | ", setting->name);

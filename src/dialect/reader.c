@@ -22,7 +22,7 @@ struct dialect_reader {
     struct buf body; /* unary */
     size_t bytes;
     struct json_doc doc;
-    struct buf stripped;
+    struct buf stripped, framed;
     struct answer_builder builder;
     bool done; /* the end marker was seen */
 };
@@ -50,6 +50,7 @@ void dialect_reader_free(struct dialect_reader *reader)
     buf_deinit(&reader->body);
     json_doc_deinit(&reader->doc);
     buf_deinit(&reader->stripped);
+    buf_deinit(&reader->framed);
     answer_deinit(&reader->builder);
     free(reader);
 }
@@ -80,6 +81,13 @@ static bool is_error_object(struct json data)
     return type == JSON_OBJECT || type == JSON_STRING || json_is(json_get(data, "object"), "error");
 }
 
+static void append_line(struct buf *out, struct str field, struct str value)
+{
+    buf_str_append(out, field);
+    buf_str_append(out, value);
+    buf_byte(out, '\n');
+}
+
 static void relay_event(struct dialect_reader *reader, const struct sse_event *event,
                         struct json data)
 {
@@ -93,15 +101,16 @@ static void relay_event(struct dialect_reader *reader, const struct sse_event *e
     }
     if (out->size == 0)
         return;
-    OWN(buf) struct buf whole = {0};
+    struct buf *whole = &reader->framed;
+    buf_clear(whole);
     if (event->name.size)
-        buf_format(&whole, "event: %.*s\n", STR_ARGS(event->name));
+        append_line(whole, STR("event: "), event->name);
     for (struct str rest = buf_str(out); rest.data;) {
         struct str line = str_cut(&rest, '\n');
-        buf_format(&whole, "data: %.*s\n", STR_ARGS(line));
+        append_line(whole, STR("data: "), line);
     }
-    buf_byte(&whole, '\n');
-    relay(reader, buf_str(&whole));
+    buf_byte(whole, '\n');
+    relay(reader, buf_str(whole));
 }
 
 static int take_event(struct dialect_reader *reader, const struct sse_event *event, struct err *err)
@@ -199,7 +208,8 @@ int dialect_reader_end(struct dialect_reader *reader, struct arena *arena, struc
         return -1;
     if (!dialect_reader_finished(reader))
         return err_set(err, ERR_LOST, "the model server's answer ended before it was complete");
-    answer_finish(&reader->builder, reader->builder.finish, STR_NONE); /* what came after the reason */
+    answer_finish(&reader->builder, reader->builder.finish,
+                  STR_NONE); /* what came after the reason */
     answer_build(&reader->builder, arena, out);
     return 0;
 }

@@ -381,6 +381,18 @@ TEST_WITHIN(a_backend_that_is_not_there_is_an_infrastructure_failure, 90)
 }
 
 /* ---------------------------------------------------------------- hostile to its reward */
+/* Root inside needs owners that can be shifted: not there for ordinary users, nor where the host's
+ * root is an overlay. Then the rollout must say exactly that and have no reward. */
+static bool root_is_refused(const struct world *world)
+{
+    if (world->fate != TRACE_FATE_INFRA_FAILED ||
+        (!strstr(world->error, "shift owners") && getuid() == 0))
+        return false;
+    if (world->rewarded)
+        test_fail(__FILE__, __LINE__, "a refused rollout has a reward");
+    return true;
+}
+
 TEST_WITHIN(a_reward_the_agent_wrote_is_cleared_and_tests_come_only_afterwards, 90)
 {
     struct world world;
@@ -392,8 +404,10 @@ TEST_WITHIN(a_reward_the_agent_wrote_is_cleared_and_tests_come_only_afterwards, 
         "{\"instruction\":\"x\",\"root\":true,\"verify\":[\"test -e /logs/verifier/reward.txt\","
         "\"test -e /tests/test.sh\",\"test -e saw-tests\"]}",
         0);
-    EXPECT_INT(world.fate, TRACE_FATE_OK);
-    EXPECT(world.rewarded && world.reward == 0);
+    if (!root_is_refused(&world)) {
+        EXPECT_INT(world.fate, TRACE_FATE_OK);
+        EXPECT(world.rewarded && world.reward == 0);
+    }
     world_close(&world);
 }
 
@@ -406,7 +420,7 @@ TEST_WITHIN(links_in_place_of_logs_and_tests_lead_nowhere, 90)
         "/logs\","
         "\"test -z \\\"$(ls -A /elsewhere)\\\"\"]}",
         0);
-    EXPECT(world.rewarded && world.reward == 1);
+    EXPECT(root_is_refused(&world) || (world.rewarded && world.reward == 1));
     world_close(&world);
 }
 
@@ -415,8 +429,10 @@ TEST_WITHIN(an_agent_that_removes_its_working_directory_is_still_judged, 90)
     struct world world;
     run(&world, "cd /; rm -rf /app",
         "{\"instruction\":\"x\",\"root\":true,\"verify\":[\"test -f /app/out\"]}", 0);
-    EXPECT_INT(world.fate, TRACE_FATE_OK);
-    EXPECT(world.rewarded && world.reward == 0);
+    if (!root_is_refused(&world)) {
+        EXPECT_INT(world.fate, TRACE_FATE_OK);
+        EXPECT(world.rewarded && world.reward == 0);
+    }
     world_close(&world);
 }
 
