@@ -26,6 +26,7 @@
 enum {
     READ_AHEAD_MAX = 16384,
     LINGER_MS_MAX = 5000,
+    GATHER_BYTES_MAX = 16384,
 };
 
 /* --- the end --- */
@@ -197,6 +198,21 @@ void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count)
     } else if (!conn->processing) {
         http_conn_settle(conn);
     }
+}
+
+void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count)
+{
+    size_t size = 0;
+    for (int i = 1; i < count; i++)
+        size += pieces[i].iov_len;
+    if (conn->blocked || conn->out.size + size > GATHER_BYTES_MAX) {
+        http_conn_send(conn, pieces, count);
+        return;
+    }
+    if (conn->closed || conn->broken)
+        return;
+    queue(conn, pieces + 1, count - 1, 0);
+    http_conn_wake(conn);
 }
 
 /* --- input: every taker returns the bytes it took, or -1 when nothing can be done now --- */

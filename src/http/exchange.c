@@ -347,10 +347,10 @@ size_t http_respond_write(struct http_exchange *exchange, struct str data)
     struct iovec pieces[4] = {
         {0}, {size, (size_t)digits}, {(void *)data.data, data.size}, {(void *)"\r\n", 2}};
     if (exchange->chunked) {
-        http_conn_send(conn, pieces, 4);
+        http_conn_put(conn, pieces, 4);
     } else {
         pieces[1] = pieces[2];
-        http_conn_send(conn, pieces, 2);
+        http_conn_put(conn, pieces, 2);
     }
     if (exchange->on_drain && conn->out.size >= exchange->drain_low)
         exchange->drain_due = true;
@@ -380,6 +380,8 @@ void http_exchange_reset(struct http_exchange *exchange)
     if (is_void(exchange, true))
         return;
     exchange->ended = true;
+    if (exchange->conn->out.size)
+        http_conn_send(exchange->conn, &(struct iovec){0}, 1); /* what was gathered is on its way */
     http_conn_close(exchange->conn, true);
 }
 

@@ -92,7 +92,8 @@ void http_respond_json(struct http_exchange *exchange, int status, struct str bo
 void http_respond_begin(struct http_exchange *exchange, int status,
                         const struct http_header *headers,
                         size_t header_count); /* body follows, chunked */
-/* Returns bytes still queued towards the peer (0: all handed to the kernel). */
+/* Small pieces are gathered and handed to the kernel when this tick is over. Returns bytes still
+ * queued towards the peer. */
 size_t http_respond_write(struct http_exchange *exchange, struct str data);
 size_t http_respond_queued(const struct http_exchange *exchange);
 void http_respond_end(struct http_exchange *exchange);
@@ -195,7 +196,8 @@ struct http_websocket *http_websocket_accept(struct http_exchange *exchange,
 size_t http_websocket_send(struct http_websocket *socket, struct str text);
 void http_websocket_pause(struct http_websocket *socket);
 void http_websocket_resume(struct http_websocket *socket);
-/* The owner is done; silent afterwards. The close handshake goes on by itself. Not after on_closed. */
+/* The owner is done; silent afterwards. The close handshake goes on by itself. Not after on_closed.
+ */
 void http_websocket_close(struct http_websocket *socket, int code, const char *reason);
 
 /* ---------------------------------------------------------------- server-sent events */

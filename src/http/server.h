@@ -96,6 +96,8 @@ void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text
 /* Sends pieces[1...count-1]; pieces[0] is for the queue. What the kernel does not take is copied.
  */
 void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count);
+/* The same, but what is small may wait for more until this tick is over. */
+void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count);
 void http_conn_wake(struct http_conn *conn);   /* pump when this tick is over */
 void http_conn_settle(struct http_conn *conn); /* what to watch for and until when */
 void http_conn_tell_fate(struct http_conn *conn, bool taken);

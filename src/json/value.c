@@ -211,7 +211,9 @@ struct json json_get_str(struct json object, struct str key)
     const struct json_node *nodes = object.doc->nodes;
     uint32_t at = object.at + 1;
     for (uint32_t left = node_count(node); left; left--) {
-        if (string_is(object.doc, &nodes[at], key))
+        /* Most keys are ruled out by their length alone. */
+        bool may_be = nodes[at].size == key.size + 2 || nodes[at].info & JSON_ESCAPED;
+        if (may_be && string_is(object.doc, &nodes[at], key))
             found = (struct json){object.doc, at + 1};
         at = nodes[at + 1].next;
     }
