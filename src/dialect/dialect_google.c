@@ -101,6 +101,10 @@ static const struct dialect_path paths[] = {
     {"POST", "/v1beta/models/:generateContent", false, DIALECT_ROUTE_CALL},
     {"POST", "/v1beta/models/:streamGenerateContent", false, DIALECT_ROUTE_CALL},
     {"POST", "/v1beta/models/:countTokens", false, DIALECT_ROUTE_COUNT},
+    /* The newer clients say /v1. */
+    {"POST", "/models/:generateContent", false, DIALECT_ROUTE_CALL},
+    {"POST", "/models/:streamGenerateContent", false, DIALECT_ROUTE_CALL},
+    {"POST", "/models/:countTokens", false, DIALECT_ROUTE_COUNT},
     {"GET", "/v1beta/models", true, DIALECT_ROUTE_MODELS},
     {0},
 };

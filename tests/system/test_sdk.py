@@ -1,0 +1,290 @@
+"""The vendors' own Python clients against the gateway: what they accept is what agents will get. They talk to an
+inlet without a sandbox (tests/unit/test_api_inlet.c) whose calls a trainer answers, or a script.
+
+The clients come from the package index into build/venv, once, in the versions named here. Without a network the
+tests say so."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+import postern as lib
+from postern import until
+from trainer import Control, Failure, Trainer
+
+PACKAGES = ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"]
+CLIENT = pathlib.Path(__file__).with_name("sdk_client.py")
+INLET = lib.PROGRAM_DIR / "unit" / "test_api_inlet"
+
+
+@pytest.fixture(scope="session")
+def sdk():
+    """The interpreter with the clients in it."""
+    folder = lib.REPOSITORY / "build" / "venv"
+    python, mark = folder / "bin" / "python", folder / "packages"
+    if not mark.exists() or mark.read_text() != " ".join(PACKAGES):
+        made = lib.command([sys.executable, "-m", "venv", "--clear", folder], seconds=120)
+        if made.code:
+            lib.must(f"no virtual environment: {made.error[-300:]}")
+        done = lib.command([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES], seconds=600)
+        if done.code:
+            lib.must(f"the clients cannot be installed: {done.error[-300:]}")
+        mark.write_text(" ".join(PACKAGES))
+    return python
+
+
+class Inlet:
+    def __init__(self, home, **settings):
+        if not INLET.exists():
+            lib.must(f"{INLET} is not built")
+        self.home = home
+        env = {**os.environ, "INLET_DIR": str(home), **{f"INLET_{k.upper()}": str(v) for k, v in settings.items()}}
+        self.process = subprocess.Popen([INLET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
+        until(lambda: (home / "ready").exists() or self.process.poll() is not None, what="the inlet")
+        if self.process.poll() is not None:
+            pytest.fail(self.process.stdout.read().decode())
+        ready = json.loads((home / "ready").read_text())
+        self.base = f"http://127.0.0.1:{ready['inlet']}"
+        self.control = Control(ready["control"], (home / "token").read_text().strip())
+
+    def records(self):
+        return lib.json_lines((self.home / "calls.jsonl").read_bytes())
+
+    def stop(self):
+        out, _ = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, out.decode()
+
+
+@pytest.fixture
+def inlet(home):
+    made = []
+
+    def make(**settings):
+        made.append(Inlet(home, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def run(sdk, case, inlet, seconds=120):
+    done = lib.command([sdk, CLIENT, case, inlet.base], seconds=seconds)
+    assert done.code == 0, done
+    return json.loads(done.text.splitlines()[-1])
+
+
+def start(sdk, case, inlet):
+    return subprocess.Popen([sdk, CLIENT, case, inlet.base], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+# ---------------------------------------------------------------- what the trainer says
+CALLS = [{"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}},
+         {"id": "t2", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}]
+EXPECTED_CALLS = [["weather", {"city": "Ulm"}], ["weather", {"city": "Bonn"}]]
+TOKENS = {"token_ids": [4, 5, 6], "completion_logprobs": [-0.5, -0.25, -0.125], "prompt_token_ids": [1, 2, 3, 4]}
+
+
+def text_answer(_):
+    return {"content": "It rains.", **TOKENS}
+
+
+def tools_answer(_):
+    return {"content": "Let me look.", "tool_calls": CALLS, **TOKENS}
+
+
+def chunk(finish=None, **delta):
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def tools_stream(_):
+    yield chunk(content="Let me ")
+    yield chunk(content="look.")
+    for i, call in enumerate(CALLS):
+        arguments = call["function"]["arguments"]
+        yield chunk(tool_calls=[{"index": i, "id": call["id"], "type": "function", "function": {"name": "weather", "arguments": ""}}])
+        yield chunk(tool_calls=[{"index": i, "function": {"arguments": arguments[:5]}}])
+        yield chunk(tool_calls=[{"index": i, "function": {"arguments": arguments[5:]}}])
+    yield {**chunk(finish="tool_calls"), **TOKENS}
+
+
+def check_records(inlet, count, dialect):
+    records = inlet.records()
+    assert [r["state"] for r in records] == ["answered"] * count
+    assert {r["dialect"] for r in records} == {dialect}
+    for record in records:
+        answer = record["answer"]
+        assert answer["prompt_token_ids"] == [1, 2, 3, 4] and answer["token_ids"] == [4, 5, 6]
+        assert len(answer["logprobs"]) == 3 and "tokens_note" not in answer
+
+
+# ---------------------------------------------------------------- answers in every dialect
+UNARY = [("chat", "chat"), ("responses", "responses"), ("messages", "messages")]
+STREAMED = [("chat_stream", "chat"), ("chat_helper", "chat"), ("responses_stream", "responses"), ("messages_stream", "messages")]
+
+
+@pytest.mark.parametrize("case,dialect", UNARY + STREAMED)
+def test_a_whole_answer_with_parallel_tools_is_understood(sdk, inlet, case, dialect):
+    server = inlet()
+    trainer = Trainer(server.control, tools_answer)
+    got = run(sdk, case, server)
+    trainer.stop()
+    assert got["text"] == "Let me look." and got["calls"] == EXPECTED_CALLS, got
+    assert got.get("finish") in (None, "tool_calls", "tool_use") and got.get("status") in (None, "completed")
+    call, = trainer.calls
+    assert call["dialect"] == dialect and call["messages"][-1]["role"] == "user"
+    assert call["tools"][0]["function"]["name"] == "weather"
+    assert trainer.results[0][0] == 200
+    check_records(server, 1, dialect)
+
+
+@pytest.mark.parametrize("sse", [False, True])
+@pytest.mark.parametrize("case,dialect", STREAMED + UNARY[:1])
+def test_a_streamed_answer_with_parallel_tools_is_understood(sdk, inlet, case, dialect, sse):
+    server = inlet()
+    trainer = Trainer(server.control, tools_stream, sse)
+    got = run(sdk, case, server)
+    trainer.stop()
+    assert got["text"] == "Let me look." and got["calls"] == EXPECTED_CALLS, got
+    check_records(server, 1, dialect)
+
+
+def test_text_without_tools(sdk, inlet):
+    server = inlet()
+    trainer = Trainer(server.control, text_answer)
+    got = run(sdk, "completions", server)
+    assert got == {"text": "It rains.", "streamed": "It rains."}
+    got = run(sdk, "google", server)
+    assert got["text"] == got["streamed"] == "It rains." and "STOP" in got["finish"]
+    assert run(sdk, "messages", server)["finish"] == "end_turn"
+    trainer.stop()
+
+
+def test_questions_that_are_no_calls(sdk, inlet):
+    server = inlet(model="gate:learner")
+    assert run(sdk, "models", server) == {"models": ["learner"]}
+    assert run(sdk, "messages_count", server)["tokens"] > 0
+
+
+# ---------------------------------------------------------------- errors, retries, aborts
+@pytest.mark.parametrize("case", ["chat_error", "messages_error"])
+@pytest.mark.parametrize("status,name", [(400, "BadRequestError"), (429, "RateLimitError"), (503, None)])
+def test_errors_of_the_trainer_are_the_clients_errors(sdk, inlet, case, status, name):
+    def policy(_):
+        raise Failure(status=status, type="some_type", message="the reason for it")
+
+    server = inlet()
+    trainer = Trainer(server.control, policy)
+    got = run(sdk, case, server)
+    trainer.stop()
+    assert got["status"] == status and "the reason for it" in got["message"], got
+    assert name in (None, got["type"])
+    assert len(trainer.calls) == 1
+
+
+def test_a_client_that_retries_gets_there(sdk, inlet):
+    server = inlet()
+    seen = []
+
+    def policy(call):
+        seen.append(call)
+        if len(seen) < 3:
+            raise Failure(status=500, message="once more")
+        return text_answer(call)
+
+    trainer = Trainer(server.control, policy)
+    assert run(sdk, "chat_retry", server)["text"] == "It rains."
+    trainer.stop()
+    assert [r["state"] for r in server.records()][-1] == "answered"
+
+
+def test_a_stream_that_breaks_is_no_success(sdk, inlet):
+    def policy(_):
+        yield chunk(content="half an ")
+        yield "nonsense"
+
+    server = inlet()
+    trainer = Trainer(server.control, policy)
+    got = run(sdk, "chat_broken", server)
+    trainer.stop()
+    assert got["broken"], got
+    assert trainer.results[0][0] == 400
+    until(lambda: [r["state"] for r in server.records()] == ["broken"] or None, what="the record", seconds=40)
+
+
+def test_a_client_that_leaves_is_noticed(sdk, inlet):
+    left = []
+
+    def policy(_):
+        yield chunk(content="first ")
+        while not left:
+            yield chunk(content="more ")
+            time.sleep(0.01)
+
+    server = inlet()
+    call_process = start(sdk, "chat_abort", server)
+    call, = server.control.take()
+    try:
+        result = server.control.stream(call, policy(call))
+        assert result[0] in (404, 409), result
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the answer came while the body was still being sent
+    assert call_process.communicate(timeout=60)[0]
+    until(lambda: server.records() and server.records()[0]["state"] == "broken", what="the record", seconds=60)
+
+
+# ---------------------------------------------------------------- how long a piece takes
+@pytest.mark.parametrize("case", ["chat_stream", "responses_stream", "messages_stream"])
+def test_pieces_arrive_as_they_are_made(sdk, inlet, case):
+    """How late a piece is gets printed, not asserted: the machine may be busy. But the first one is there before
+    the last one is made."""
+    sent = []
+
+    def policy(_):
+        for i in range(20):
+            time.sleep(0.05)
+            sent.append(time.time())
+            yield chunk(content=f"word{i} ")
+        yield {**chunk(finish="stop"), **TOKENS}
+
+    server = inlet()
+    trainer = Trainer(server.control, policy)
+    got = run(sdk, case, server)
+    trainer.stop()
+    assert len(got["times"]) == len(sent) == 20
+    late = sorted((b - a) * 1000 for a, b in zip(sent, got["times"]))
+    print(f"\n{case}: a piece every 50 ms arrives after {late[10]:.1f} ms (median), {late[-1]:.1f} ms (worst)")
+    assert got["times"][0] < sent[-1], "pieces are held back"
+
+
+# ---------------------------------------------------------------- other modes
+SCRIPT = """
+[defaults]
+tokens = "generate"
+[[rule]]
+say = "Let me look."
+chunk = 4
+[[rule.call]]
+name = "weather"
+arguments = { city = "Ulm" }
+[[rule.call]]
+name = "weather"
+arguments = { city = "Bonn" }
+"""
+
+
+@pytest.mark.parametrize("mode", ["black_box", "proxy"])
+@pytest.mark.parametrize("case,dialect", UNARY + STREAMED)
+def test_a_scripted_model_is_understood(sdk, inlet, tmp, mode, case, dialect):
+    (tmp / "model.toml").write_text(SCRIPT)
+    server = inlet(model=f"script:{tmp}/model.toml", mode=mode)
+    got = run(sdk, case, server)
+    assert got["text"] == "Let me look." and got["calls"] == EXPECTED_CALLS, got
+    record, = server.records()
+    assert record["dialect"] == dialect and record["mode"] == mode
+    assert ("token_ids" in record["answer"]) == (mode == "proxy")
