@@ -157,8 +157,9 @@ static void release(struct keeper *keeper, struct sandbox *sandbox)
         if (layer)
             keeper_add(&fields, "layer", layer->id);
         server_answer(keeper, &sandbox->snapshot, &fields, NULL, 0, &sandbox->err);
-        sandbox->destroy.wanted = true; /* it ends here; nobody is told twice */
-        sandbox->destroy.connection = 0;
+        if (!sandbox->destroy
+                 .wanted) /* it ends here, whether or not somebody asked for that, too */
+            sandbox->destroy = (struct request){.wanted = true};
     }
     for (size_t i = 0; i < sandbox->used_count; i++)
         layer_let_go(keeper, sandbox->used[i]);

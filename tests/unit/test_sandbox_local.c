@@ -382,6 +382,46 @@ TEST(out_of_memory_kills_are_counted)
     stage_end(stage);
 }
 
+static void on_snapshot(void *context, const char *layer_id, const struct err *err)
+{
+    struct waiting *waiting = context;
+    waiting->done = true;
+    waiting->err = err ? *err : (struct err){0};
+    (void)layer_id;
+}
+
+TEST(everybody_who_asks_for_an_end_is_told)
+{
+    begin();
+    struct err err = {0};
+    struct backend *backend = start_backend(stage, home_of(stage), &err);
+    EXPECT(backend);
+    struct linking linking = {0}, cancelled = {0};
+    struct waiting snapshot = {0}, first = {0}, second = {0}, third = {0};
+    backend_local.create(backend, "sb-a", &stage->spec, on_link, &linking);
+    stage_until(stage, &linking.done);
+    EXPECT_TEXT(linking.err.text, "");
+    backend_local.snapshot(backend, "sb-a", on_snapshot, &snapshot);
+    backend_local.destroy(backend, "sb-a", stage_on_done, &first);
+    stage_until(stage, &snapshot.done);
+    stage_until(stage, &first.done);
+    EXPECT_INT(snapshot.err.kind, 0);
+    EXPECT_INT(first.err.kind, 0);
+    backend_local.destroy(backend, "sb-a", stage_on_done, &second); /* gone is gone */
+    stage_until(stage, &second.done);
+    EXPECT_INT(second.err.kind, 0);
+    backend_local.create(backend, "sb-b", &stage->spec, on_link, &cancelled);
+    backend_local.destroy(backend, "sb-b", stage_on_done, &third);
+    stage_until(stage, &cancelled.done);
+    stage_until(stage, &third.done);
+    EXPECT_INT(cancelled.err.kind, ERR_CANCELLED);
+    EXPECT_INT(third.err.kind, 0);
+    bool stopped = false;
+    backend_local.stop(backend, stage_set, &stopped);
+    stage_until(stage, &stopped);
+    stage_end(stage);
+}
+
 static bool is_pool_hit(struct sandbox *box)
 {
     OWN(buf) struct buf text = {0};
