@@ -120,7 +120,8 @@ void mounts_prune(bool (*keep)(const char *path, void *context), void *context)
         if (!dash || sscanf(line, "%*s %*s %*s %*s %1023s", path) != 1 ||
             sscanf(dash + 3, "%63s", type) != 1 || strchr(path, '\\'))
             continue;
-        if ((is_for_machines(type) || strncmp(path, "/dev/", 5) == 0) && !keep(path, context))
+        bool device = strncmp(path, "/dev/", 5) == 0 && strncmp(path, "/dev/shm", 8) != 0;
+        if ((is_for_machines(type) || device) && !keep(path, context))
             paths[count++] = mem_dup(path);
     }
     fclose(file);

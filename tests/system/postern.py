@@ -9,6 +9,8 @@ import base64
 import fcntl
 import gzip
 import json
+import functools
+import atexit
 import os
 import pathlib
 import pty
@@ -128,6 +130,17 @@ class Postern:
         return self.exec("/bin/sh", "-c", script, "probe", *args, flags=flags,
                          stdin=PROBE.read_bytes(), **options)
 
+    def root_flags(self):
+        """Flags for root inside. Where the host's root cannot shift owners (an overlay, as in a container), that is
+        refused by name, and a small root of its own in memory serves instead."""
+        if not hasattr(self, "_root_flags"):
+            done = self.exec("true", flags=["--as-root"])
+            self._root_flags = ["--as-root"]
+            if done.code != 0:
+                assert "shift owners" in done.error, done
+                self._root_flags += ["--root", f"dir:{small_root()}"]
+        return self._root_flags
+
     def run(self, *args, seconds=120, **options):
         """`postern run --json`: the finished command and its result objects."""
         done = self("run", "--json", *args, seconds=seconds, **options)
@@ -136,6 +149,28 @@ class Postern:
     def rollouts(self):
         folder = self.home / "rollouts"
         return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+@functools.lru_cache(maxsize=None)
+def small_root():
+    """A root file system in memory with a shell and a few programs, made from the host's own files."""
+    root = pathlib.Path(tempfile.mkdtemp(prefix="postern-root-", dir="/tmp"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    root.chmod(0o755)
+    for name in ("bin", "usr/bin", "lib64", "etc", "opt", "tmp", "proc", "dev", "run"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / "etc/passwd").write_text("root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000::/:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\nagent:x:1000:\n")
+    for program in ("sh", "cat", "chmod", "chown", "env", "id", "kill", "mkdir", "sleep", "stat", "touch", "true"):
+        real = os.path.realpath(shutil.which(program, path="/usr/bin:/bin"))
+        shutil.copy2(real, root / "bin" / program)
+        libraries = subprocess.run(["ldd", real], capture_output=True, text=True, check=False).stdout
+        for library in re.findall(r"(/\S+) \(0x", libraries):
+            to = root / library.lstrip("/")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if not to.exists():
+                shutil.copy2(os.path.realpath(library), to)
+    return root
 
 
 def json_lines(data):
