@@ -79,6 +79,29 @@ def test_kill_9_of_the_keeper(postern, tmp):
     census.settled(mark)
 
 
+def test_kill_9_of_one_does_not_hurt_another_on_the_same_home(postern, tmp):
+    """Two runs share a keeper. One is killed, a third starts and clears what the first left: the second does not notice."""
+    mark, other = f"43216.{os.getpid()}", f"43217.{os.getpid()}"
+    census = Census(postern.home)
+    first = start_many(postern, tmp, mark, 3)
+    (tmp / "second").mkdir()
+    gate = script(tmp / "second" / "m.toml", bash(f"sleep {other}"), "Done.")
+    second = postern.start("run", "--json", "--agent", "mini", "--task",
+                           task(tmp / "second" / "t.json", verify=["true"], timeout="8s"), "--model", gate, "-n", "3",
+                           "--parallel", "3")
+    until(lambda: len(lib.marked(other, "sleep")) == 3, 60, "the second run's agents at work")
+    first.kill()
+    first.communicate(timeout=20)
+    done, results = next_start(postern, tmp)
+    assert done.code == 0 and results[0]["fate"] == "ok", done
+    until(lambda: not lib.processes(mark), 20, "what the first left to go")
+    assert len(lib.marked(other, "sleep")) == 3, "the second run's agents are still there"
+    out, error = second.communicate(timeout=60)
+    assert {r["fate"] for r in lib.json_lines(out)} == {"timed_out"}, (out, error)
+    census.settled(mark)
+    census.settled(other)
+
+
 def test_kill_9_of_both(postern, tmp):
     mark = f"43213.{os.getpid()}"
     census = Census(postern.home)

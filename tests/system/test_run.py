@@ -177,6 +177,17 @@ def test_23_the_reward_cannot_be_written_by_the_agent(postern, tmp, how):
     assert results[0]["fate"] == "ok" and reward_of(results[0]) in (0, None), results
 
 
+def test_23_python_of_the_verifier_takes_nothing_of_the_agents(postern, tmp):
+    """Code in the agent's own site-packages runs in every Python the agent starts, and in none of the verifier's."""
+    evil = ("d=$(python3 -m site --user-site); mkdir -p $d; echo 'import os; os._exit(0)' > $d/usercustomize.py; "
+            "cp $d/usercustomize.py $d/sitecustomize.py; python3 -c 'import sys; sys.exit(1)'; echo inside-$?")
+    task_ = task(tmp / "t.json", verify=["python3 -c 'import sys; sys.exit(1)'"])
+    _, results = run(postern, task_, script(tmp / "m.toml", bash(evil), "Done."))
+    log = (postern.rollouts()[0] / "agent.log").read_text(errors="replace")
+    assert "inside-0" in log, "the counter-proof: it does work for the agent itself"
+    assert results[0]["fate"] == "ok" and reward_of(results[0]) == 0, results
+
+
 def test_23_the_same_task_can_be_solved(postern, tmp):
     """The counter-proof of the above: the verifier does give 1 when the work is done."""
     task_ = harbor(tmp / "task", SCORE)
