@@ -192,14 +192,12 @@ static void on_answer_body(void *context, struct http_exchange *exchange, struct
                            const struct err *body_err)
 {
     struct errand *errand = context;
-    OWN(buf) struct buf answer = {0};
     struct err err = {0};
     if (body_err && body_err->kind != ERR_NONE) {
         errand_free(errand);
         return;
     }
-    if (gate_read_answer(body, &answer, &err) < 0 ||
-        gate_answer(errand->api->gate, errand->call_id, errand->lease, buf_str(&answer), &err) < 0)
+    if (gate_answer(errand->api->gate, errand->call_id, errand->lease, body, &err) < 0)
         api_answer_error(exchange, &err);
     else
         answer_status(exchange, errand->call_id, "answered");

@@ -257,15 +257,6 @@ static int do_end(struct socket *socket, const struct api_change *change, struct
 
 /* ---------------------------------------------------------------- operations */
 
-static int do_answer(struct socket *socket, const struct api_change *change, struct json answer,
-                     struct err *err)
-{
-    OWN(buf) struct buf body = {0};
-    if (gate_read_answer(json_raw(answer), &body, err) < 0)
-        return -1;
-    return gate_answer(socket->api->gate, change->call_id, change->lease, buf_str(&body), err);
-}
-
 static const struct {
     const char *op, *status, *value; /* value: the member that is needed */
     bool keeps;                      /* the call stays with this socket */
@@ -293,7 +284,7 @@ static int operate(struct socket *socket, size_t at, struct json object, struct 
     if (!change->lease) /* what this socket took is its own */
         change->lease = map_get(&socket->leases, str_of(change->call_id));
     if (strcmp(change->op, "answer") == 0)
-        return do_answer(socket, change, value, err);
+        return gate_answer(socket->api->gate, change->call_id, change->lease, json_raw(value), err);
     if (strcmp(change->op, "chunk") == 0)
         return do_chunk(socket, change, value, err);
     if (strcmp(change->op, "end") == 0)

@@ -896,9 +896,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         return;
     }
     struct dialect_route route =
-        dialect_find_route(http_exchange_method(exchange), http_exchange_path(exchange));
-    if (route.dialect != dialect) /* an absolute URL */
-        route = (struct dialect_route){.dialect = dialect};
+        dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
     call->session = session;
     call->dialect = dialect;
     call->arena.bytes_max = ARENA_BYTES_MAX;

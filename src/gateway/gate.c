@@ -56,6 +56,8 @@ struct gate_work {
     struct gate_stream *stream;
     void *payload;
     void (*write)(void *, bool, struct json_writer *);
+    int (*read)(struct str, struct buf *, struct err *);
+    bool whole;
     void (*free_payload)(void *);
 };
 
@@ -336,6 +338,8 @@ struct gate_call *gate_hold(struct gate *gate, struct loop *lane, const struct g
                                .turn = hold->turn,
                                .payload = hold->payload,
                                .write = hold->write,
+                               .read = hold->read,
+                               .whole = hold->whole,
                                .free_payload = hold->free_payload};
     *arrival = (struct arrival){.call = call,
                                 .work = work,
@@ -620,9 +624,10 @@ int gate_answer(struct gate *gate, const char *call_id, const char *lease_id, st
                 struct err *err)
 {
     struct gate_work *work = find_leased(gate, call_id, lease_id, err);
-    if (!work)
+    OWN(buf) struct buf clean = {0};
+    if (!work || (work->read && work->read(body, &clean, err) < 0))
         return -1;
-    say(message_new(work, SAY_ANSWER, body));
+    say(message_new(work, SAY_ANSWER, work->read ? buf_str(&clean) : body));
     gate->counts.answered++;
     work_free(work);
     return 0;
@@ -667,6 +672,10 @@ struct gate_stream *gate_stream_open(struct gate *gate, const char *call_id, con
     struct gate_work *work = find_leased(gate, call_id, lease_id, err);
     if (!work)
         return NULL;
+    if (work->whole) {
+        err_set(err, ERR_CONFLICT, "call '%s' is answered whole, not as a stream", call_id);
+        return NULL;
+    }
     leave_state(work);
     work->state = STREAMING; /* the open connection is the lease now */
     gate->counts.streaming++;

@@ -50,7 +50,11 @@ struct gate_hold {
     const char *group_id; /* NULL: none */
     uint32_t turn;
     uint64_t deadline_ms; /* from now; 0: none */
-    void *payload;        /* whatever write() needs; owned by the gate from now on */
+    bool whole;           /* no streams: the answer comes in one piece */
+    /* Checks an answer and writes the form on_answer wants; ERR_INPUT goes to the trainer and the
+     * call stays leased. On the gate's loop. NULL: anything is taken as it is. */
+    int (*read)(struct str body, struct buf *out, struct err *err);
+    void *payload; /* whatever write() needs; owned by the gate from now on */
     /* Writes the members of the call's object (messages, tools, sampling, and raw if wanted), on
      * the gate's loop. */
     void (*write)(void *payload, bool raw, struct json_writer *out);
@@ -121,7 +125,7 @@ void gate_stream_lost(struct gate_stream *stream); /* the trainer's connection d
 void gate_stream_refuse(struct gate_stream *stream);
 
 /* What a trainer sends, in any accepted spelling (docs/http-api.md), as one chat completion, which
- * is what gate_answer() takes. ERR_INPUT names the field. Pure; any thread. */
+ * is what held model calls read. ERR_INPUT names the field. Pure; any thread. */
 int gate_read_answer(struct str body, struct buf *out, struct err *err);
 /* A piece of a streamed answer as one event of a chat completions stream, which is what
  * gate_stream_write() takes. *finished becomes true when it holds the finish reason. */

@@ -140,6 +140,7 @@ struct gateway_session_options {
                                   their status */
     uint32_t retry_grace_ms;   /* 0: 30 s: a call whose agent went away is kept for its return */
     uint64_t held_ms_max;      /* 0: 1 h: a call nobody answers at the gate fails then */
+    struct str tools;          /* tools the trainer runs: a JSON array of definitions; STR_NONE */
     const char *calls_path;    /* calls.jsonl to append to; NULL: none */
     /* A call begins or is done (its record is committed then). `call` is valid during the callback.
      * May be NULL. */

@@ -125,6 +125,7 @@ struct hold *hold_start(struct loop *loop, const struct upstream_request *reques
         .group_id = order->group_id,
         .turn = order->turn,
         .deadline_ms = order->deadline_ms,
+        .read = gate_read_answer,
         .payload = hold_object_new(order->body, order->dialect, request->request),
         .write = hold_object_write,
         .free_payload = hold_object_free,

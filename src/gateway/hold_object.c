@@ -145,6 +145,7 @@ void hold_object_write(void *payload, bool raw, struct json_writer *out)
     const struct object *object = payload;
     OWN(json_doc) struct json_doc doc = {0};
     struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
+    json_set_text(out, "kind", "model");
     json_set_text(out, "dialect", dialect_name(object->dialect));
     json_set_text(out, "model", object->model);
     json_set_bool(out, "stream", object->stream);

@@ -306,6 +306,8 @@ struct gateway_session {
     struct gateway_sampling sampling;
     uint32_t keepalive_ms, headers_after_ms;
     uint64_t held_ms_max;
+    struct tools *tools; /* NULL: none */
+    uint32_t tools_in_flight, tool_calls;
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
     void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
     void *context;
@@ -332,6 +334,9 @@ struct gateway_session {
 };
 
 void session_refused(struct gateway_session *session, enum refusal why);
+/* The path of a request, without the host of an absolute URL and without /rollout/{own id}. */
+struct str session_path(const struct gateway_session *session,
+                        const struct http_exchange *exchange);
 void session_cause(struct gateway_session *session, enum gateway_cause cause,
                    const struct err *why);
 /* No later call will be answered; tells the owner once. */

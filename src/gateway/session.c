@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/inner.h"
+#include "gateway/tools.h"
 
 #define CALLS_MAX 1000
 #define IN_FLIGHT_MAX 16
@@ -266,6 +267,23 @@ static void on_count_body(void *context, struct http_exchange *exchange, struct 
     http_respond_json(exchange, 200, buf_str(&answer));
 }
 
+struct str session_path(const struct gateway_session *session, const struct http_exchange *exchange)
+{
+    struct str path = http_exchange_path(exchange);
+    if (path.size && path.data[0] != '/' && str_find(path, STR("://")) > 0) {
+        struct str host = host_of(path);
+        path = str_from(path, (size_t)(host.data - path.data) + host.size);
+    }
+    struct str rest = path;
+    if (!str_starts(path, STR("/rollout/")))
+        return path;
+    rest = str_from(rest, strlen("/rollout/"));
+    struct str id = str_cut(&rest, '/');
+    if (!str_is(id, session->rollout_id) || !rest.data)
+        return path; /* nothing is there */
+    return str_make(rest.data - 1, rest.size + 1);
+}
+
 static void on_request(void *context, struct http_exchange *exchange)
 {
     struct gateway_session *session = context;
@@ -285,9 +303,8 @@ static void on_request(void *context, struct http_exchange *exchange)
                        "there is no way out of this sandbox");
             return;
         }
-        path = str_from(target, (size_t)(host.data - target.data) + host.size);
-        path = str_cut(&(struct str){path.data, path.size}, '?');
     }
+    path = session_path(session, exchange);
     if (http_exchange_header(exchange, "upgrade").size) {
         refuse_now(session, exchange, REFUSED_WEBSOCKET, 404, "there are no WebSockets here");
         return;
@@ -296,6 +313,8 @@ static void on_request(void *context, struct http_exchange *exchange)
         http_respond(exchange, 200, NULL, 0, STR_NONE);
         return;
     }
+    if (tools_request(session, exchange, path))
+        return;
     struct dialect_route route = dialect_find_route(method, path);
     switch (route.kind) {
     case DIALECT_ROUTE_NONE:
@@ -324,6 +343,7 @@ static void session_free(struct gateway_session *session)
 {
     fd_close(&session->calls_fd);
     map_deinit(&session->hosts);
+    tools_free(session->tools);
     retries_deinit(&session->retries);
     lineage_deinit(&session->lineage);
     model_unref(session->model);
@@ -397,7 +417,9 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     if (session->model->script)
         session->script_uses =
             mem_zero(script_rules(session->model->script) * sizeof *session->script_uses);
-    if (open_calls_file(session, err) < 0) {
+    if (options->tools.size)
+        session->tools = tools_new(options->tools, err);
+    if ((options->tools.size && !session->tools) || open_calls_file(session, err) < 0) {
         session_free(session);
         return NULL;
     }
@@ -524,6 +546,8 @@ void gateway_session_report(const struct gateway_session *session, struct json_w
     json_set_int(out, "refused", stats->refused);
     json_set_int(out, "retries", stats->retries);
     json_set_int(out, "redelivered", stats->redelivered);
+    if (session->tools)
+        json_set_int(out, "tool_calls", session->tool_calls);
     json_key(out, "usage");
     trace_usage_write(&stats->usage, out);
     json_set_text(out, "cause", gateway_cause_name(stats->cause));

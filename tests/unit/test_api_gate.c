@@ -97,6 +97,7 @@ static void hold(struct world *world, struct held *held, const char *call, const
                               .group_id = "g-1",
                               .turn = 1,
                               .write = write_payload,
+                              .read = gate_read_answer,
                               .on_answer = on_answer,
                               .on_chunk = on_chunk,
                               .on_end = on_end,

@@ -78,10 +78,7 @@ static void take(struct trainer *trainer)
 
 static int give(struct trainer *trainer, const char *answer, struct err *err)
 {
-    OWN(buf) struct buf body = {0};
-    if (gate_read_answer(str_of(answer), &body, err) < 0)
-        return -1;
-    return gate_answer(trainer->gate, trainer->call_id, trainer->lease, buf_str(&body), err);
+    return gate_answer(trainer->gate, trainer->call_id, trainer->lease, str_of(answer), err);
 }
 
 static void on_drain(void *context)

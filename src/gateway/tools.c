@@ -1,0 +1,401 @@
+/* tools.c - tools that run on the trainer's side, called by the agent through its inlet.
+ *
+ *     GET  /v1/tools, /vf/tools?protocol=P     the definitions, in the shape of P
+ *     POST /v1/tools/{name}                    body: the arguments; answer: the result
+ *     POST /vf/tools/{name}                    body: {"arguments": {...}}; answer: {"result": ...}
+ *     POST /vf/user, /vf/stop                  nobody simulates a user or stops: the plain answers
+ *
+ * A call waits at the gate like a model call, and whoever takes it answers {"result": ...}. What a
+ * rollout may call was fixed when it was submitted: the definitions are the allowlist, and names
+ * that steer an environment are never on it. A rollout reaches its own tools only, because its
+ * socket is its identity. */
+#include "gateway/tools.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "gateway/gate.h"
+#include "gateway/inner.h"
+
+#define TOOLS_MAX 128
+#define NAME_BYTES_MAX 64
+#define BYTES_MAX ((size_t)1 << 20)
+
+static const char *const reserved[] = {"reset", "step", "state", "close"};
+
+struct tools {
+    struct buf source;
+    struct json_doc doc;
+};
+
+/* A call on its way. */
+struct tool_call {
+    struct gateway_session *session;
+    struct http_exchange *exchange;
+    struct gate_call *call;
+    bool wrapped; /* the answer is {"result": ...} */
+};
+
+/* What the gate keeps of it. */
+struct tool_object {
+    char *name;
+    struct buf arguments;
+};
+
+/* ---------------------------------------------------------------- definitions */
+
+static struct json function_of(struct json tool)
+{
+    struct json function = json_get(tool, "function");
+    return json_type(function) == JSON_OBJECT ? function : tool;
+}
+
+static struct json schema_of(struct json tool)
+{
+    struct json schema = json_get(function_of(tool), "parameters");
+    return json_exists(schema) ? schema : json_get(tool, "input_schema");
+}
+
+static int check_name(struct str name, struct err *err)
+{
+    if (!name.size || name.size > NAME_BYTES_MAX)
+        return err_set(err, ERR_INPUT, "a tool's name has 1 to %d characters", NAME_BYTES_MAX);
+    for (size_t i = 0; i < name.size; i++)
+        if (!isalnum((unsigned char)name.data[i]) && name.data[i] != '_' && name.data[i] != '-')
+            return err_set(err, ERR_INPUT, "tool '%.*s': a name has letters, digits, _ and - only",
+                           STR_ARGS(name));
+    for (size_t i = 0; i < COUNT(reserved); i++)
+        if (str_equal_nocase(name, str_of(reserved[i])))
+            return err_set(err, ERR_INPUT, "tool '%.*s': this name is reserved", STR_ARGS(name));
+    return 0;
+}
+
+static struct json find_tool(const struct tools *tools, struct str name)
+{
+    OWN(arena) struct arena arena = {0};
+    JSON_EACH (item, json_root(&tools->doc))
+        if (str_equal(json_str(json_get(function_of(item.value), "name"), &arena), name))
+            return item.value;
+    return (struct json){0};
+}
+
+static int check(const struct tools *tools, struct err *err)
+{
+    OWN(arena) struct arena arena = {0};
+    struct json root = json_root(&tools->doc);
+    if (json_type(root) != JSON_ARRAY)
+        return err_set(err, ERR_INPUT, "'tools' is not an array");
+    if (json_size(root) > TOOLS_MAX)
+        return err_set(err, ERR_INPUT, "'tools' has more than %d entries", TOOLS_MAX);
+    JSON_EACH (item, root) {
+        struct json name = json_get(function_of(item.value), "name");
+        struct json schema = schema_of(item.value);
+        struct str text = json_str(name, &arena);
+        if (json_type(name) != JSON_STRING)
+            return err_set(err, ERR_INPUT, "'tools': an entry has no name");
+        if (check_name(text, err) < 0)
+            return -1;
+        if (json_exists(schema) && json_type(schema) != JSON_OBJECT)
+            return err_set(err, ERR_INPUT, "tool '%.*s': its parameters are no object",
+                           STR_ARGS(text));
+        struct json first = find_tool(tools, text);
+        if (first.at != item.value.at)
+            return err_set(err, ERR_INPUT, "tool '%.*s' is there twice", STR_ARGS(text));
+    }
+    return 0;
+}
+
+struct tools *tools_new(struct str definitions, struct err *err)
+{
+    struct tools *tools = mem_zero(sizeof *tools);
+    buf_str_append(&tools->source, definitions);
+    int result = json_read(&tools->doc, buf_str(&tools->source), NULL, err);
+    if (result < 0)
+        err->kind = ERR_INPUT;
+    if (result == 0 && check(tools, err) == 0)
+        return tools;
+    tools_free(tools);
+    return NULL;
+}
+
+void tools_free(struct tools *tools)
+{
+    if (!tools)
+        return;
+    json_doc_deinit(&tools->doc);
+    buf_deinit(&tools->source);
+    free(tools);
+}
+
+/* ---------------------------------------------------------------- listing */
+
+static const char *const protocols[] = {"openai_chat_completions", "openai_responses",
+                                        "anthropic_messages", "vf"};
+
+static void write_members(struct json tool, const char *schema_key, struct json_writer *out)
+{
+    struct json function = function_of(tool), schema = schema_of(tool);
+    struct json description = json_get(function, "description");
+    json_set_raw(out, "name", json_raw(json_get(function, "name")));
+    if (json_type(description) == JSON_STRING)
+        json_set_raw(out, "description", json_raw(description));
+    json_set_raw(out, schema_key,
+                 json_exists(schema) ? json_raw(schema)
+                                     : STR("{\"type\":\"object\",\"properties\":{}}"));
+}
+
+static void write_tool(struct json tool, size_t protocol, struct json_writer *out)
+{
+    json_begin_object(out);
+    if (protocol == 0) {
+        json_set_text(out, "type", "function");
+        json_key(out, "function");
+        json_begin_object(out);
+        write_members(tool, "parameters", out);
+        json_end_object(out);
+    } else {
+        if (protocol == 1)
+            json_set_text(out, "type", "function");
+        write_members(tool, protocol == 2 ? "input_schema" : "parameters", out);
+    }
+    json_end_object(out);
+}
+
+static void answer_text(struct http_exchange *exchange, int status, const char *text)
+{
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_set_text(&out, "error", text);
+    json_end_object(&out);
+    http_respond_json(exchange, status, buf_str(&body));
+}
+
+static void answer_list(struct gateway_session *session, struct http_exchange *exchange)
+{
+    OWN(buf) struct buf name = {0};
+    OWN(buf) struct buf body = {0};
+    size_t protocol = 0;
+    if (http_query_get(http_exchange_query(exchange), "protocol", &name)) {
+        while (protocol < COUNT(protocols) && !str_is(buf_str(&name), protocols[protocol]))
+            protocol++;
+        if (protocol == COUNT(protocols)) {
+            answer_text(exchange, 400, "there is no such protocol");
+            return;
+        }
+    }
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_key(&out, "tools");
+    json_begin_array(&out);
+    if (session->tools) {
+        JSON_EACH (item, json_root(&session->tools->doc))
+            write_tool(item.value, protocol, &out);
+    }
+    json_end_array(&out);
+    json_end_object(&out);
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
+/* ---------------------------------------------------------------- at the gate */
+
+static void object_write(void *payload, bool raw, struct json_writer *out)
+{
+    const struct tool_object *object = payload;
+    (void)raw;
+    json_set_text(out, "kind", "tool");
+    json_set_text(out, "name", object->name);
+    json_set_raw(out, "arguments", buf_str(&object->arguments));
+}
+
+static void object_free(void *payload)
+{
+    struct tool_object *object = payload;
+    buf_deinit(&object->arguments);
+    free(object->name);
+    free(object);
+}
+
+static int object_read(struct str body, struct buf *out, struct err *err)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (json_read(&doc, body, NULL, err) < 0) {
+        if (err)
+            err->kind = ERR_INPUT;
+        return -1;
+    }
+    if (!json_exists(json_get(json_root(&doc), "result")))
+        return err_set(err, ERR_INPUT, "the answer to a tool call is {\"result\": ...}");
+    buf_str_append(out, body);
+    return 0;
+}
+
+/* The one end: whoever answers has let go of the exchange. */
+static void tool_call_free(struct tool_call *tool)
+{
+    tool->session->tools_in_flight--;
+    gate_call_close(tool->call);
+    free(tool);
+}
+
+static void on_answer(void *context, struct str body)
+{
+    struct tool_call *tool = context;
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf wrapped = {0};
+    (void)json_read(&doc, body, NULL, NULL); /* it was read before it was taken */
+    struct json result = json_get(json_root(&doc), "result");
+    if (tool->wrapped || json_type(result) != JSON_OBJECT)
+        buf_format(&wrapped, "{\"result\":%.*s}", STR_ARGS(json_raw(result)));
+    http_respond_json(tool->exchange, 200, wrapped.size ? buf_str(&wrapped) : json_raw(result));
+    tool_call_free(tool);
+}
+
+static void on_fail(void *context, const struct err *err, int http_status, struct str type)
+{
+    struct tool_call *tool = context;
+    (void)type;
+    answer_text(tool->exchange, http_status, err->text);
+    tool_call_free(tool);
+}
+
+/* Streams are not opened for what is answered whole. */
+static void on_nothing(void *context)
+{
+    (void)context;
+}
+static void on_no_chunk(void *context, struct str bytes)
+{
+    (void)context;
+    (void)bytes;
+}
+static void on_no_break(void *context, const struct err *err)
+{
+    on_fail(context, err, 503, STR_NONE);
+}
+
+static void on_gone(void *context)
+{
+    tool_call_free(context);
+}
+
+static void hold_tool(struct gateway_session *session, struct http_exchange *exchange,
+                      struct str name, struct json arguments, bool wrapped)
+{
+    struct tool_object *object = mem_zero(sizeof *object);
+    struct tool_call *tool = mem_zero(sizeof *tool);
+    struct err err = {0};
+    char id[ID_MAX];
+    id_make(id, "t");
+    object->name = str_dup(name);
+    buf_str_append(&object->arguments, json_raw(arguments));
+    *tool = (struct tool_call){session, exchange, NULL, wrapped};
+    struct gate_hold order = {
+        .call_id = id,
+        .rollout_id = session->rollout_id,
+        .group_id = session->group_id,
+        .turn = session->stats.turns,
+        .deadline_ms = session->held_ms_max,
+        .whole = true,
+        .read = object_read,
+        .payload = object,
+        .write = object_write,
+        .free_payload = object_free,
+        .on_answer = on_answer,
+        .on_chunk = on_no_chunk,
+        .on_end = on_nothing,
+        .on_fail = on_fail,
+        .on_broken = on_no_break,
+        .context = tool,
+    };
+    tool->call = gate_hold(session->gateway->gate, session->gateway->loop, &order, &err);
+    if (!tool->call) {
+        object_free(object);
+        free(tool);
+        answer_text(exchange, 503, "too many calls are waiting");
+        return;
+    }
+    session->tools_in_flight++;
+    session->tool_calls++;
+    http_exchange_notify(exchange, 0, NULL, on_gone, tool);
+}
+
+/* ---------------------------------------------------------------- routes */
+
+static void take_body(struct gateway_session *session, struct http_exchange *exchange,
+                      struct str body, bool wrapped)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json_limits limits = {.depth_max = 64, .nodes_max = 1u << 20};
+    struct str name = session_path(session, exchange); /* its last part */
+    for (struct str rest = name; rest.data;)
+        name = str_cut(&rest, '/');
+    if (json_read(&doc, str_trim(body).size ? body : STR("{}"), &limits, NULL) < 0) {
+        answer_text(exchange, 400, "the body is no JSON");
+        return;
+    }
+    struct json arguments = json_root(&doc);
+    if (wrapped)
+        arguments = json_get(arguments, "arguments");
+    if (json_type(arguments) != JSON_OBJECT)
+        answer_text(exchange, 400, "tool arguments must be a JSON object");
+    else if (session->tools_in_flight >= session->limits.in_flight_max)
+        answer_text(exchange, 429, "too many tool calls of this rollout are in flight");
+    else if (session->closing || session->stop_reason)
+        answer_text(exchange, 400, "this rollout is over");
+    else
+        hold_tool(session, exchange, name, arguments, wrapped);
+}
+
+static void on_plain_body(void *context, struct http_exchange *exchange, struct str body,
+                          const struct err *err)
+{
+    if (!err || err->kind == ERR_NONE)
+        take_body(context, exchange, body, false);
+}
+
+static void on_wrapped_body(void *context, struct http_exchange *exchange, struct str body,
+                            const struct err *err)
+{
+    if (!err || err->kind == ERR_NONE)
+        take_body(context, exchange, body, true);
+}
+
+bool tools_request(struct gateway_session *session, struct http_exchange *exchange, struct str path)
+{
+    bool get = str_is(http_exchange_method(exchange), "GET");
+    bool post = str_is(http_exchange_method(exchange), "POST");
+    bool vf = str_starts(path, STR("/vf/"));
+    struct str name = vf ? str_from(path, 3) : path;
+    if (vf && str_is(name, "/user") && post) {
+        http_respond_json(exchange, 200, STR("{\"messages\":[]}"));
+        return true;
+    }
+    if (vf && str_is(name, "/stop") && post) {
+        http_respond_json(exchange, 200,
+                          session->stop_reason
+                              ? STR("{\"done\":true,\"stop_condition\":\"stopped\"}")
+                              : STR("{\"done\":false,\"stop_condition\":null}"));
+        return true;
+    }
+    if (!vf && str_starts(name, STR("/v1/")))
+        name = str_from(name, 3);
+    if (!str_starts(name, STR("/tools")) || (name.size > 6 && name.data[6] != '/'))
+        return false;
+    name = str_from(name, 7);
+    if (!name.size && get) {
+        answer_list(session, exchange);
+    } else if (!post || !name.size) {
+        session_refused(session, REFUSED_METHOD);
+        answer_text(exchange, 405, "this path has another method");
+    } else if (!session->tools || !session->gateway->gate ||
+               !json_exists(find_tool(session->tools, name))) {
+        session_refused(session, REFUSED_PATH);
+        answer_text(exchange, 404, "tool not found");
+    } else {
+        http_exchange_collect(exchange, BYTES_MAX, vf ? on_wrapped_body : on_plain_body, session);
+    }
+    return true;
+}
