@@ -46,10 +46,24 @@ const char *agent_spec_summary(const struct agent_spec *spec);
 uint32_t agent_spec_timeout_ms(const struct agent_spec *spec); /* 0: not said */
 bool agent_spec_wants_root(const struct agent_spec *spec);
 void agent_spec_write(const struct agent_spec *spec, struct json_writer *out);
+/* The same without the braces, to be added to. */
+void agent_spec_write_members(const struct agent_spec *spec, struct json_writer *out);
 
-/* --- installing: the spec's check, then its files and install commands */
+/* --- bundles: agents built once on the host (postern agents install), mounted into every sandbox.
+ * `home` is Postern's. */
+bool agent_spec_has_bundle(const struct agent_spec *spec);
+/* The layer that has the agent in it, an absolute path on the heap; NULL with ERR_NOT_FOUND when it
+ * is not installed. Only for specs that have a bundle. */
+char *agent_bundle_layer(const struct agent_spec *spec, const char *home, struct err *err);
+/* Builds it if it is not there; needs the network and, by kind, npm, pip, curl or tar. Blocking. */
+int agent_bundle_build(const struct agent_spec *spec, const char *home, struct err *err);
+/* Adds "installed", "bytes" and "bundle" to the object that is open. */
+void agent_bundle_write(const struct agent_spec *spec, const char *home, struct json_writer *out);
+
+/* --- installing: the spec's check, then its bundle, files and install commands. `layer`: the
+ * bundle when the backend could not mount it, to be copied; NULL: none, or mounted. */
 struct agent_install *agent_install(struct loop *loop, struct agent_spec *spec,
-                                    struct sandbox *sandbox,
+                                    struct sandbox *sandbox, const char *layer,
                                     void (*on_done)(void *context, const struct err *err),
                                     void *context);
 void agent_install_close(struct agent_install *install);
@@ -59,6 +73,7 @@ enum agent_event_kind {
     AGENT_ASSISTANT,
     AGENT_TOOL_CALL,
     AGENT_TOOL_RESULT,
+    AGENT_REASONING,
     AGENT_ERROR,
     AGENT_DONE,
     AGENT_OTHER
@@ -68,6 +83,8 @@ struct agent_event {
     enum agent_event_kind kind;
     struct str type; /* the agent's own word; STR_NONE for text output */
     struct str text; /* the words in it; may be empty */
+    struct str name; /* of a tool; may be empty */
+    struct str id;   /* of a tool call; may be empty */
     struct str raw;  /* the whole line */
 };
 enum agent_fate {

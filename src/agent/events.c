@@ -1,8 +1,13 @@
 /* events.c - what an agent prints, line by line, as events.
  *
+ * The spec's rules are asked first, in order, then its words for each kind. A rule about each
+ * element of an array makes an event of each element that fits, in their order.
+ *
  * A line longer than the spec allows is dropped to its end and counted; a line that is no JSON
  * object is an event of kind "other". Nothing here keeps more than one line and the last words. */
 #include "agent/internal.h"
+
+#include <stdio.h>
 
 #include "base/mem.h"
 #include "json/json.h"
@@ -11,6 +16,7 @@ static const char *const kind_names[] = {
     [AGENT_ASSISTANT] = "assistant",
     [AGENT_TOOL_CALL] = "tool_call",
     [AGENT_TOOL_RESULT] = "tool_result",
+    [AGENT_REASONING] = "reasoning",
     [AGENT_ERROR] = "error",
     [AGENT_DONE] = "done",
     [AGENT_OTHER] = "other",
@@ -29,22 +35,37 @@ static bool has_word(const char *const *words, struct str word)
     return false;
 }
 
-/* "message.content": members along a path. */
+/* "message.content.0": members and elements along a path. */
 static struct json follow(struct json value, const char *path)
 {
-    for (struct str rest = str_of(path); rest.data;)
-        value = json_get_str(value, str_cut(&rest, '.'));
+    for (struct str rest = str_of(path); rest.data;) {
+        struct str step = str_cut(&rest, '.');
+        long long index;
+        if (json_type(value) == JSON_ARRAY && str_to_long(step, &index) && index >= 0)
+            value = json_at(value, (size_t)index);
+        else
+            value = json_get_str(value, step);
+    }
     return value;
 }
 
-static struct str find_text(const struct agent_spec *spec, struct json root, struct arena *arena)
+static struct json find(struct json root, struct json element, const char *path)
 {
-    for (size_t i = 0; spec->text_keys && spec->text_keys[i]; i++) {
-        struct json value = follow(root, spec->text_keys[i]);
-        if (json_type(value) == JSON_STRING)
-            return json_str(value, arena);
+    return path[0] == '.' ? follow(element, path + 1) : follow(root, path);
+}
+
+static struct str words_of(struct json value, struct arena *arena)
+{
+    return json_type(value) == JSON_STRING ? json_str(value, arena) : json_raw(value);
+}
+
+static struct str find_text(const char *const *paths, struct json root, struct json element,
+                            struct arena *arena)
+{
+    for (size_t i = 0; paths && paths[i]; i++) {
+        struct json value = find(root, element, paths[i]);
         if (json_exists(value) && json_type(value) != JSON_NULL)
-            return json_raw(value);
+            return words_of(value, arena);
     }
     return STR_NONE;
 }
@@ -61,12 +82,108 @@ static void keep_final(struct agent_reader *reader, const struct agent_event *ev
     reader->final_said = done;
 }
 
+/* What the agent said last decides whether an error is one it got over. */
+static void note(struct agent_reader *reader, const struct agent_event *event)
+{
+    reader->kinds_seen |= 1u << event->kind;
+    switch (event->kind) {
+    case AGENT_ERROR:
+        reader->last_is_error = true;
+        snprintf(reader->error, sizeof reader->error, "%.*s",
+                 STR_ARGS(str_upto(event->text, sizeof reader->error - 1)));
+        return;
+    case AGENT_ASSISTANT:
+    case AGENT_TOOL_CALL:
+    case AGENT_TOOL_RESULT:
+        reader->last_is_error = false;
+        return;
+    case AGENT_REASONING:
+    case AGENT_DONE:
+    case AGENT_OTHER:
+        return;
+    }
+}
+
 static void emit(struct agent_reader *reader, const struct agent_event *event)
 {
     reader->events++;
+    note(reader, event);
     keep_final(reader, event);
     if (reader->on_event)
         reader->on_event(reader->context, event);
+}
+
+static bool fits(const struct agent_rule *rule, struct json root, struct json element,
+                 struct arena *arena)
+{
+    for (size_t i = 0; i < rule->when_count; i++) {
+        struct json value = find(root, element, rule->when[i].path);
+        bool same = strcmp(rule->when[i].value, "*") == 0
+                        ? json_exists(value) && json_type(value) != JSON_NULL
+                        : json_exists(value) && str_is(words_of(value, arena), rule->when[i].value);
+        if (!same)
+            return false;
+    }
+    return true;
+}
+
+static void emit_by_rule(struct agent_reader *reader, const struct agent_rule *rule,
+                         struct json root, struct json element, struct agent_event event,
+                         struct arena *arena)
+{
+    if (rule->kind == AGENT_IGNORED)
+        return;
+    event.kind = (enum agent_event_kind)rule->kind;
+    event.text = find_text(rule->text ? rule->text : reader->spec->text_keys, root, element, arena);
+    if (rule->name)
+        event.name = words_of(find(root, element, rule->name), arena);
+    if (rule->id)
+        event.id = words_of(find(root, element, rule->id), arena);
+    emit(reader, &event);
+}
+
+/* Each element by the first rule about this array that fits it. */
+static bool apply_to_each(struct agent_reader *reader, const char *each, struct json root,
+                          const struct agent_event *event, struct arena *arena)
+{
+    const struct agent_spec *spec = reader->spec;
+    bool any = false;
+    JSON_EACH (item, follow(root, each)) {
+        for (size_t i = 0; i < spec->rule_count; i++) {
+            const struct agent_rule *rule = &spec->rules[i];
+            if (!rule->each || strcmp(rule->each, each) != 0 ||
+                !fits(rule, root, item.value, arena))
+                continue;
+            emit_by_rule(reader, rule, root, item.value, *event, arena);
+            any = true;
+            if (!rule->also)
+                break;
+        }
+    }
+    return any;
+}
+
+static bool apply_rules(struct agent_reader *reader, struct json root,
+                        const struct agent_event *event, struct arena *arena)
+{
+    const struct agent_spec *spec = reader->spec;
+    bool any = false;
+    for (size_t i = 0; i < spec->rule_count; i++) {
+        const struct agent_rule *rule = &spec->rules[i];
+        if (rule->each) {
+            if (json_type(follow(root, rule->each)) == JSON_ARRAY &&
+                apply_to_each(reader, rule->each, root, event, arena))
+                return true;
+            continue;
+        }
+        if (!fits(rule, root, root, arena))
+            continue;
+        emit_by_rule(reader, rule, root, root, *event, arena);
+        any = true;
+        if (!rule->also)
+            return true;
+    }
+    return any;
 }
 
 static void read_line(struct agent_reader *reader, struct str line)
@@ -76,17 +193,19 @@ static void read_line(struct agent_reader *reader, struct str line)
     if (!line.size)
         return;
     OWN(json_doc) struct json_doc doc = {0};
-    OWN(arena) struct arena arena = {.bytes_max = spec->line_bytes_max * 4 + 4096};
+    OWN(arena) struct arena arena = {.bytes_max = spec->line_bytes_max * 8 + 4096};
     struct json_limits limits = {.depth_max = 64, .nodes_max = 1u << 20};
     if (json_read(&doc, line, &limits, NULL) == 0 && json_type(json_root(&doc)) == JSON_OBJECT) {
         struct json root = json_root(&doc);
         event.type = json_str(follow(root, spec->type_key), &arena);
+        if (apply_rules(reader, root, &event, &arena))
+            return;
         for (int kind = 0; event.type.size && kind < AGENT_OTHER; kind++)
             if (has_word(spec->events[kind], event.type)) {
                 event.kind = (enum agent_event_kind)kind;
                 break;
             }
-        event.text = find_text(spec, root, &arena);
+        event.text = find_text(spec->text_keys, root, root, &arena);
     }
     emit(reader, &event);
 }

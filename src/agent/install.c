@@ -1,11 +1,13 @@
 /* install.c - an agent's files and install commands into a sandbox.
  *
- *     check (exit 0: all there) -> put each file -> each command, tried again with a growing pause
+ *     check (exit 0: all there) -> the bundle, where it could not be mounted -> put each file
+ *         -> each command, tried again with a growing pause
  *
  * Files belong to root inside, so that the agent cannot change what it is made of; where a sandbox
  * has but one user (made by an ordinary user of the host) they belong to that one. */
 #include "agent/agent.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "agent/internal.h"
@@ -15,12 +17,13 @@
 
 #define OUTPUT_KEPT 2000
 
-enum install_step { INSTALL_CHECK, INSTALL_FILES, INSTALL_COMMANDS, INSTALL_DONE };
+enum install_step { INSTALL_CHECK, INSTALL_BUNDLE, INSTALL_FILES, INSTALL_COMMANDS, INSTALL_DONE };
 
 struct agent_install {
     struct loop *loop;
     struct agent_spec *spec;
     struct sandbox *sandbox;
+    char *bundle; /* the agent's folder on the host, to be copied; NULL: mounted, or none */
     enum install_step step;
     size_t at;
     uint32_t tries;
@@ -55,7 +58,7 @@ static void on_checked(void *context, const struct sandbox_outcome *outcome)
 {
     struct agent_install *install = context;
     bool there = outcome->exit.end == SANDBOX_EXITED && outcome->exit.code == 0;
-    install->step = there ? INSTALL_DONE : INSTALL_FILES;
+    install->step = there ? INSTALL_DONE : INSTALL_BUNDLE;
     if (outcome->exit.end == SANDBOX_LOST) {
         err_set(&install->err, ERR_LOST, "the sandbox was lost: %s", outcome->exit.text);
         finish(install);
@@ -76,11 +79,15 @@ static void on_put(void *context, const struct err *err)
     if (bad) {
         install->err = *err;
         err_wrap(&install->err, "putting '%s' into the sandbox",
-                 install->spec->files[install->at].to);
+                 install->step == INSTALL_BUNDLE ? install->spec->name
+                                                 : install->spec->files[install->at].to);
         finish(install);
         return;
     }
-    install->at++;
+    if (install->step == INSTALL_BUNDLE)
+        install->step = INSTALL_FILES;
+    else
+        install->at++;
     step(install);
 }
 
@@ -121,9 +128,21 @@ static void step(struct agent_install *install)
             sandbox_run_whole(install->sandbox, &check, STR_NONE, OUTPUT_KEPT, on_checked, install);
             return;
         }
+        install->step = INSTALL_BUNDLE;
+        /* fall through */
+    case INSTALL_BUNDLE:
+        if (install->bundle) {
+            char to[128];
+            snprintf(to, sizeof to, AGENT_BUNDLES_INSIDE "/%s", spec->name);
+            sandbox_put_tree(install->sandbox, install->bundle, to,
+                             install->one_user ? NULL : "root", on_put, install);
+            return;
+        }
         install->step = INSTALL_FILES;
         /* fall through */
     case INSTALL_FILES:
+        while (install->at < spec->file_count && !spec->files[install->at].from)
+            install->at++;
         if (install->at < spec->file_count) {
             struct agent_file *file = &spec->files[install->at];
             sandbox_put(install->sandbox, file->to, buf_str(&file->content), file->mode,
@@ -151,7 +170,7 @@ static void step(struct agent_install *install)
 }
 
 struct agent_install *agent_install(struct loop *loop, struct agent_spec *spec,
-                                    struct sandbox *sandbox,
+                                    struct sandbox *sandbox, const char *layer,
                                     void (*on_done)(void *context, const struct err *err),
                                     void *context)
 {
@@ -159,6 +178,8 @@ struct agent_install *agent_install(struct loop *loop, struct agent_spec *spec,
     install->loop = loop;
     install->spec = agent_spec_ref(spec);
     install->sandbox = sandbox;
+    if (layer)
+        install->bundle = mem_format("%s" AGENT_BUNDLES_INSIDE "/%s", layer, spec->name);
     install->on_done = on_done;
     install->context = context;
     install->deadline_ms = clock_mono_ms() + spec->install_ms_max;
@@ -172,5 +193,6 @@ void agent_install_close(struct agent_install *install)
         return;
     loop_timer_stop(&install->timer);
     agent_spec_unref(install->spec);
+    free(install->bundle);
     free(install);
 }

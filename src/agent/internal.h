@@ -14,10 +14,58 @@
 enum agent_input { AGENT_INPUT_FILE, AGENT_INPUT_STDIN, AGENT_INPUT_ARGUMENT };
 enum agent_format { AGENT_FORMAT_TEXT, AGENT_FORMAT_JSONL };
 
+enum agent_text { AGENT_TEXT_PLAIN, AGENT_TEXT_JSON, AGENT_TEXT_TOML };
+
+/* Either a file of the host (`from`), put in when the agent is installed and root's; or a text with
+ * variables (`text`), written when the agent starts and its user's. */
 struct agent_file {
     const char *from, *to;
+    const char *text;
+    enum agent_text format;
+    const char *only_if; /* a variable that must have a value; NULL: always */
     uint32_t mode;
-    struct buf content; /* read by agent_spec_load() */
+    struct buf content; /* of `from`; read by agent_spec_load() */
+};
+/* One rule about a line of output: when all of these paths have these values, it is an event. */
+struct agent_condition {
+    const char *path, *value;
+};
+#define AGENT_IGNORED (-1)
+struct agent_rule {
+    int kind;         /* enum agent_event_kind, or AGENT_IGNORED */
+    const char *each; /* an array: its elements are asked one by one; paths beginning with '.' are
+                         below the element; NULL: the line itself */
+    struct agent_condition *when;
+    size_t when_count;
+    const char *const *text;
+    const char *name, *id; /* paths; NULL: none */
+    bool also;             /* later rules are asked too */
+};
+/* What is built on the host, once, and mounted into sandboxes (bundle.c). */
+enum agent_bundle_kind {
+    AGENT_BUNDLE_NONE,
+    AGENT_BUNDLE_NPM,
+    AGENT_BUNDLE_PYPI,
+    AGENT_BUNDLE_TARBALL,
+    AGENT_BUNDLE_BINARY,
+    AGENT_BUNDLE_SCRIPT
+};
+struct agent_pair {
+    const char *key, *value;
+};
+struct agent_bundle {
+    enum agent_bundle_kind kind;
+    const char *const *packages; /* npm, pypi */
+    const char *source;          /* tarball, binary: a URL or a path; script: a path */
+    const char *sha256;          /* of it; hex */
+    bool scripts;                /* npm may run the packages' own install scripts */
+    struct agent_pair *integrity;
+    size_t integrity_count;
+    struct agent_pair *place; /* key: where in the bundle, value: where in what was built */
+    size_t place_count;
+    const char *const *drop;
+    uint32_t build_ms_max;
+    char key[13];
 };
 /* Arguments that are added when a variable has a value. */
 struct agent_option {
@@ -27,6 +75,9 @@ struct agent_option {
 struct agent_spec {
     const char *name, *summary, *version, *where;
     bool root;
+    unsigned dialects;          /* bits in the order of spec.c's list; 0: not said */
+    const char *disabled_tools; /* joined by commas; NULL: none */
+    struct agent_bundle bundle;
     struct agent_file *files;
     size_t file_count;
 
@@ -37,9 +88,11 @@ struct agent_spec {
     const char *const *argv;
     struct agent_option *options;
     size_t option_count;
+    const char *const *argv_last; /* after the options; NULL: none */
     const char *const *env;
     const char *cwd, *user;
     enum agent_input input;
+    bool system_prepended; /* the agent has no place for a system prompt */
     const char *instruction_file, *system_file;
     uint32_t timeout_ms, grace_ms;
 
@@ -47,7 +100,11 @@ struct agent_spec {
     const char *type_key;
     const char *const *text_keys;
     const char *const *events[AGENT_OTHER]; /* the agent's words for each kind; NULL: none */
+    struct agent_rule *rules;
+    size_t rule_count;
     size_t line_bytes_max;
+    bool error_fails;      /* the last thing said is an error: failed, whatever the exit code */
+    unsigned needed_kinds; /* bits: events without which exit code 0 is a failure */
 
     int *ok_codes, *limit_codes;
     size_t ok_count, limit_count;
@@ -56,7 +113,8 @@ struct agent_spec {
     atomic_int references;
 };
 
-/* --- variables: "{model}" in argv, env, cwd and file names */
+/* --- variables: "{model}" in argv, env, cwd, file names and texts; "{?system}...{/system}" is
+ * there only when the variable has a value */
 enum agent_variable {
     AGENT_VAR_INSTRUCTION,
     AGENT_VAR_INSTRUCTION_FILE,
@@ -68,6 +126,12 @@ enum agent_variable {
     AGENT_VAR_KEY,
     AGENT_VAR_WORKDIR,
     AGENT_VAR_TURNS_MAX,
+    AGENT_VAR_HOME,
+    AGENT_VAR_BUNDLE,
+    AGENT_VAR_VERSION,
+    AGENT_VAR_ARCH,
+    AGENT_VAR_NPM_ARCH,
+    AGENT_VAR_DISABLED_TOOLS,
     AGENT_VARS
 };
 extern const char *const agent_variable_names[AGENT_VARS + 1];
@@ -77,7 +141,21 @@ struct agent_values {
 /* The first "{word}" that is no variable, or STR_NONE. */
 struct str agent_variable_unknown(const char *text);
 bool agent_variable_used(const char *text, enum agent_variable variable);
+int agent_variable_find(const char *name); /* -1: there is none */
 char *agent_expand(struct arena *arena, const char *text, const struct agent_values *values);
+/* With values escaped for the inside of a JSON or TOML string. */
+char *agent_expand_as(struct arena *arena, const char *text, const struct agent_values *values,
+                      enum agent_text format);
+/* Whatever the values will be, the text is valid JSON or TOML. */
+int agent_text_prove(const char *text, enum agent_text format, struct err *err);
+/* What is known before any rollout: version, architecture, place of the bundle. */
+void agent_values_fixed(struct arena *arena, const struct agent_spec *spec,
+                        struct agent_values *values);
+
+/* --- bundles */
+#define AGENT_BUNDLES_INSIDE "/opt/postern/agents"
+struct toml_node;
+int agent_bundle_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
 
 /* --- output as events */
 struct agent_reader {
@@ -87,6 +165,9 @@ struct agent_reader {
     uint64_t events, lines_too_long;
     struct buf final_text;
     bool final_said; /* by a done event: assistant texts no longer replace it */
+    bool last_is_error;
+    char error[160]; /* its words */
+    unsigned kinds_seen;
     void (*on_event)(void *context, const struct agent_event *event);
     void *context;
 };

@@ -1,7 +1,7 @@
 /* run.c - the one way every agent is started, watched and stopped.
  *
- *     put instruction (and system prompt) -> start argv -> read events live -> exit -> what it
- * means
+ *     put instruction, system prompt and the spec's texts -> start argv -> read events live
+ *         -> exit -> what it means
  *
  * Ends by exit, timeout, stop or the loss of the sandbox; the exit is noticed when it happens,
  * nothing polls. The only "key" inside is a dummy: calls are known by the socket they come from. */
@@ -26,6 +26,7 @@ struct agent_run {
     const char **argv, **env;
     const char *cwd;
     uint32_t timeout_ms;
+    size_t file_at;
     bool system_put, instruction_put, stopping, over;
 };
 
@@ -38,6 +39,14 @@ const char *agent_inlet_url(void)
 }
 
 static void step(struct agent_run *run);
+
+static const char *value_named(const struct agent_run *run, const char *name)
+{
+    for (int i = 0; i < AGENT_VARS; i++)
+        if (strcmp(name, agent_variable_names[i]) == 0)
+            return run->values.value[i];
+    return NULL;
+}
 
 static bool is_code(const int *codes, size_t count, int code)
 {
@@ -73,6 +82,26 @@ static enum agent_fate fate_of(const struct agent_run *run, const struct sandbox
     return AGENT_LOST;
 }
 
+/* Some agents say in their output what their exit code does not. */
+static enum agent_fate fate_by_events(const struct agent_run *run, struct agent_end *end)
+{
+    const struct agent_reader *reader = &run->reader;
+    unsigned missing = run->spec->needed_kinds & ~reader->kinds_seen;
+    if (run->spec->error_fails && reader->last_is_error) {
+        snprintf(end->text, sizeof end->text, "the agent %s ended with an error: %.140s",
+                 run->spec->name, reader->error);
+        return AGENT_FAILED;
+    }
+    for (int kind = 0; kind < AGENT_OTHER; kind++) {
+        if (!(missing & 1u << kind))
+            continue;
+        snprintf(end->text, sizeof end->text, "the agent %s ended without a sign of '%s'",
+                 run->spec->name, agent_event_kind_name((enum agent_event_kind)kind));
+        return AGENT_FAILED;
+    }
+    return AGENT_OK;
+}
+
 static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
 {
     run->over = true;
@@ -84,9 +113,13 @@ static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
         .events = run->reader.events,
         .lines_too_long = run->reader.lines_too_long,
     };
-    if (end.fate != AGENT_OK)
-        snprintf(end.text, sizeof end.text, "the agent %s: %s", run->spec->name,
-                 exit->text[0] ? exit->text : sandbox_end_name(exit->end));
+    if (end.fate == AGENT_OK)
+        end.fate = fate_by_events(run, &end);
+    else
+        snprintf(end.text, sizeof end.text, "the agent %s: %s%s%.60s", run->spec->name,
+                 exit->text[0] ? exit->text : sandbox_end_name(exit->end),
+                 run->reader.last_is_error ? ": " : "",
+                 run->reader.last_is_error ? run->reader.error : "");
     run->handlers.on_end(run->context, &end);
 }
 
@@ -110,8 +143,8 @@ static void on_put(void *context, const struct err *err)
     if (err && err->kind != ERR_NONE) {
         struct sandbox_exit exit = {.end =
                                         err->kind == ERR_LOST ? SANDBOX_LOST : SANDBOX_NOT_STARTED};
-        snprintf(exit.text, sizeof exit.text,
-                 "its instruction could not be put into the sandbox: %.80s", err->text);
+        snprintf(exit.text, sizeof exit.text, "its files could not be put into the sandbox: %.80s",
+                 err->text);
         end_run(run, &exit);
         return;
     }
@@ -121,6 +154,23 @@ static void on_put(void *context, const struct err *err)
         return;
     }
     step(run);
+}
+
+/* The next of the spec's texts, if there is one left. */
+static bool put_text(struct agent_run *run)
+{
+    const struct agent_spec *spec = run->spec;
+    while (run->file_at < spec->file_count) {
+        const struct agent_file *file = &spec->files[run->file_at++];
+        const char *value = file->only_if ? value_named(run, file->only_if) : "yes";
+        if (!file->text || !value || !value[0])
+            continue;
+        char *text = agent_expand_as(&run->arena, file->text, &run->values, file->format);
+        char *to = agent_expand(&run->arena, file->to, &run->values);
+        sandbox_put(run->sandbox, to, str_of(text), file->mode, run->user, on_put, run);
+        return true;
+    }
+    return false;
 }
 
 /* The instruction always lies in the sandbox as a file too: it is what people look for first. */
@@ -138,6 +188,8 @@ static void step(struct agent_run *run)
         sandbox_put(run->sandbox, spec->system_file, str_of(run->system), 0644, NULL, on_put, run);
         return;
     }
+    if (put_text(run))
+        return;
     struct sandbox_command command = {
         .argv = run->argv,
         .env = run->env,
@@ -164,20 +216,13 @@ static size_t list_size(const char *const *list)
     return count;
 }
 
-static const char *value_named(const struct agent_run *run, const char *name)
-{
-    for (int i = 0; i < AGENT_VARS; i++)
-        if (strcmp(name, agent_variable_names[i]) == 0)
-            return run->values.value[i];
-    return NULL;
-}
-
 static void make_argv(struct agent_run *run)
 {
     const struct agent_spec *spec = run->spec;
     size_t room = list_size(spec->argv) + 1, used = 0;
     for (size_t i = 0; i < spec->option_count; i++)
         room += list_size(spec->options[i].argv);
+    room += list_size(spec->argv_last);
     run->argv = arena_alloc(&run->arena, room * sizeof *run->argv);
     for (size_t i = 0; spec->argv[i]; i++)
         run->argv[used++] = agent_expand(&run->arena, spec->argv[i], &run->values);
@@ -188,6 +233,8 @@ static void make_argv(struct agent_run *run)
         for (size_t j = 0; spec->options[i].argv[j]; j++)
             run->argv[used++] = agent_expand(&run->arena, spec->options[i].argv[j], &run->values);
     }
+    for (size_t i = 0; spec->argv_last && spec->argv_last[i]; i++)
+        run->argv[used++] = agent_expand(&run->arena, spec->argv_last[i], &run->values);
 }
 
 static void make_env(struct agent_run *run, const char *const *more)
@@ -218,10 +265,16 @@ struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
     run->reader = (struct agent_reader){
         .spec = run->spec, .on_event = handlers->on_event, .context = context};
     run->instruction = keep(run, start->instruction);
-    run->system = keep(run, start->system);
+    run->system = keep(run, start->system && start->system[0] ? start->system : NULL);
+    if (run->system && spec->system_prepended) {
+        run->instruction = arena_format(&run->arena, "%s\n\n%s", run->system, start->instruction);
+        run->system = NULL;
+    }
     run->user = keep(run, start->user ? start->user : spec->user);
     run->timeout_ms = start->timeout_ms;
+    agent_values_fixed(&run->arena, spec, &run->values);
     const char **value = run->values.value;
+    value[AGENT_VAR_HOME] = run->user && strcmp(run->user, "root") == 0 ? "/root" : "/home/agent";
     value[AGENT_VAR_INSTRUCTION] = run->instruction;
     value[AGENT_VAR_INSTRUCTION_FILE] = spec->instruction_file;
     value[AGENT_VAR_SYSTEM] = run->system;

@@ -13,6 +13,10 @@
 #include "json/json.h"
 
 #define MS_MAX (7ll * 24 * 3600 * 1000)
+#define CONDITIONS_MAX 8
+
+static const char *const dialect_names[] = {"chat", "completions", "responses", "messages",
+                                            "google"};
 
 static const char *keep(struct agent_spec *spec, const char *text)
 {
@@ -75,6 +79,40 @@ static int read_duration(struct toml_node *table, const char *key, uint32_t *out
     return found;
 }
 
+static int read_mode(struct toml_node *item, uint32_t *out, struct err *err)
+{
+    const char *mode = "0644";
+    char *end;
+    if (toml_text(item, "mode", &mode, err) < 0)
+        return -1;
+    unsigned long bits = strtoul(mode, &end, 8);
+    if (*end || !*mode || bits > 0777)
+        return toml_error(toml_get(item, "mode"), err, "mode is octal like \"0755\", not \"%s\"",
+                          mode);
+    *out = (uint32_t)bits;
+    return 0;
+}
+
+/* A text with variables, written when the agent starts. */
+static int read_content(struct agent_spec *spec, struct toml_node *item, struct agent_file *file,
+                        struct err *err)
+{
+    static const char *const formats[] = {"text", "json", "toml", NULL};
+    int format = AGENT_TEXT_PLAIN;
+    struct err why = {0};
+    if (read_text(spec, item, "content", &file->text, err) < 0 ||
+        toml_choice(item, "format", formats, &format, err) < 0 ||
+        read_text(spec, item, "if", &file->only_if, err) < 0)
+        return -1;
+    file->format = (enum agent_text)format;
+    if (file->only_if && agent_variable_find(file->only_if) < 0)
+        return toml_error(toml_get(item, "if"), err, "there is no variable {%s}", file->only_if);
+    if (file->text && agent_text_prove(file->text, file->format, &why) < 0)
+        return toml_error(toml_get(item, "content"), err, "not %s for all values: %s",
+                          format ? formats[format] : "a text", why.text);
+    return 0;
+}
+
 static int read_files(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
     struct toml_node *list = NULL;
@@ -86,19 +124,21 @@ static int read_files(struct agent_spec *spec, struct toml_node *root, struct er
     TOML_EACH(item, list)
     {
         struct agent_file *file = &spec->files[spec->file_count];
-        const char *from = NULL, *to = NULL, *mode = "0644";
-        if (toml_need_text(item, "from", &from, err) < 0 ||
-            toml_need_text(item, "to", &to, err) < 0 || toml_text(item, "mode", &mode, err) < 0)
+        const char *from = NULL, *to = NULL;
+        if (toml_text(item, "from", &from, err) < 0 || toml_need_text(item, "to", &to, err) < 0 ||
+            check_variables(toml_get(item, "to"), to, err) < 0 ||
+            read_mode(item, &file->mode, err) < 0 || read_content(spec, item, file, err) < 0)
             return -1;
-        char *end;
-        unsigned long bits = strtoul(mode, &end, 8);
-        if (*end || !*mode || bits > 0777)
-            return toml_error(toml_get(item, "mode"), err,
-                              "mode is octal like \"0755\", not \"%s\"", mode);
-        if (to[0] != '/')
-            return toml_error(toml_get(item, "to"), err, "'%s' is not an absolute path", to);
-        *file = (struct agent_file){
-            .from = keep(spec, from), .to = keep(spec, to), .mode = (uint32_t)bits};
+        if (!from == !file->text)
+            return toml_error(item, err, "a file has either 'from' or 'content'");
+        if (to[0] != '/' && (!file->text || (!str_starts(str_of(to), STR("{home}/")) &&
+                                             !str_starts(str_of(to), STR("{workdir}/")))))
+            return toml_error(toml_get(item, "to"), err,
+                              "'%s' is not an absolute path, nor one of a text below {home} or "
+                              "{workdir}",
+                              to);
+        file->from = from ? keep(spec, from) : NULL;
+        file->to = keep(spec, to);
         spec->file_count++;
     }
     return 0;
@@ -142,7 +182,7 @@ static int read_options(struct agent_spec *spec, struct toml_node *run, struct e
     return 0;
 }
 
-static bool argv_uses(const struct agent_spec *spec, enum agent_variable variable)
+static bool uses(const struct agent_spec *spec, enum agent_variable variable)
 {
     for (size_t i = 0; spec->argv[i]; i++)
         if (agent_variable_used(spec->argv[i], variable))
@@ -151,10 +191,31 @@ static bool argv_uses(const struct agent_spec *spec, enum agent_variable variabl
         for (size_t j = 0; spec->options[i].argv[j]; j++)
             if (agent_variable_used(spec->options[i].argv[j], variable))
                 return true;
+    for (size_t i = 0; spec->argv_last && spec->argv_last[i]; i++)
+        if (agent_variable_used(spec->argv_last[i], variable))
+            return true;
     for (size_t i = 0; spec->env && spec->env[i]; i++)
         if (agent_variable_used(spec->env[i], variable))
             return true;
+    for (size_t i = 0; i < spec->file_count; i++)
+        if (spec->files[i].text && agent_variable_used(spec->files[i].text, variable))
+            return true;
     return false;
+}
+
+/* An agent that has no place for a system prompt gets it before its instruction. */
+static int read_system(struct agent_spec *spec, struct toml_node *run, struct err *err)
+{
+    static const char *const ways[] = {"native", "prepend", NULL};
+    bool native = uses(spec, AGENT_VAR_SYSTEM) || uses(spec, AGENT_VAR_SYSTEM_FILE);
+    int way = native ? 0 : 1;
+    if (toml_choice(run, "system", ways, &way, err) < 0)
+        return -1;
+    if (way == 0 && !native)
+        return toml_error(toml_get(run, "system"), err,
+                          "system = \"native\", but neither {system} nor {system_file} is used");
+    spec->system_prepended = way == 1;
+    return 0;
 }
 
 static int read_run(struct agent_spec *spec, struct toml_node *root, struct err *err)
@@ -170,6 +231,7 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     spec->cwd = "{workdir}";
     if (toml_need_table(root, "run", &run, err) < 0 ||
         read_texts(spec, run, "argv", &spec->argv, err) < 0 || read_options(spec, run, err) < 0 ||
+        read_texts(spec, run, "argv_last", &spec->argv_last, err) < 0 ||
         read_text(spec, run, "cwd", &spec->cwd, err) < 0 ||
         read_text(spec, run, "user", &spec->user, err) < 0 ||
         toml_environment(run, "env", &env, &env_count, err) < 0 ||
@@ -184,21 +246,78 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     if (env && keep_list(spec, toml_get(run, "env"), env, env_count, &spec->env, err) < 0)
         return -1;
     spec->input = (enum agent_input)input;
+    if (read_system(spec, run, err) < 0)
+        return -1;
     if (spec->instruction_file[0] != '/' || spec->system_file[0] != '/')
         return toml_error(run, err, "instruction_file and system_file are absolute paths");
-    if (spec->input == AGENT_INPUT_FILE && !argv_uses(spec, AGENT_VAR_INSTRUCTION_FILE))
+    if (spec->input == AGENT_INPUT_FILE && !uses(spec, AGENT_VAR_INSTRUCTION_FILE))
         return toml_error(run, err,
                           "instruction = \"file\", but {instruction_file} is not in argv or env");
-    if (spec->input == AGENT_INPUT_ARGUMENT && !argv_uses(spec, AGENT_VAR_INSTRUCTION))
+    if (spec->input == AGENT_INPUT_ARGUMENT && !uses(spec, AGENT_VAR_INSTRUCTION))
         return toml_error(run, err,
                           "instruction = \"argument\", but {instruction} is not in argv or env");
+    return 0;
+}
+
+/* Values of conditions: texts, numbers and truths, as they stand in JSON. Tables go deeper, so that
+ * item.type = "x" needs no quotes. */
+static int read_conditions(struct agent_spec *spec, struct agent_rule *rule,
+                           struct toml_node *table, const char *prefix, struct err *err)
+{
+    TOML_EACH(item, table)
+    {
+        const char *path = prefix[0] ? arena_format(&spec->arena, "%s.%s", prefix, item->key)
+                                     : keep(spec, item->key);
+        if (item->type == TOML_TABLE) {
+            if (read_conditions(spec, rule, item, path, err) < 0)
+                return -1;
+            continue;
+        }
+        const char *value = item->type == TOML_STRING    ? keep(spec, item->text)
+                            : item->type == TOML_BOOLEAN ? (item->truth ? "true" : "false")
+                            : item->type == TOML_INTEGER
+                                ? arena_format(&spec->arena, "%lld", item->integer)
+                                : NULL;
+        if (!value)
+            return toml_error(item, err, "a condition is a text, a whole number or a truth");
+        if (rule->when_count == CONDITIONS_MAX)
+            return toml_error(item, err, "a rule has at most %d conditions", CONDITIONS_MAX);
+        rule->when[rule->when_count++] = (struct agent_condition){path, value};
+    }
+    return 0;
+}
+
+static int read_rule(struct agent_spec *spec, struct toml_node *item, struct err *err)
+{
+    struct agent_rule *rule = &spec->rules[spec->rule_count++];
+    struct toml_node *when = NULL;
+    const char *kinds[AGENT_OTHER + 3] = {0};
+    int kind = 0;
+    for (int i = 0; i <= AGENT_OTHER; i++)
+        kinds[i] = agent_event_kind_name((enum agent_event_kind)i);
+    kinds[AGENT_OTHER + 1] = "ignore";
+    rule->when = arena_alloc(&spec->arena, CONDITIONS_MAX * sizeof *rule->when);
+    if (toml_need_table(item, "when", &when, err) < 0)
+        return -1;
+    toml_use_all(when);
+    if (!toml_get(item, "kind"))
+        return toml_error(item, err, "a rule needs its 'kind'");
+    if (read_conditions(spec, rule, when, "", err) < 0 ||
+        toml_choice(item, "kind", kinds, &kind, err) < 0 ||
+        read_text(spec, item, "each", &rule->each, err) < 0 ||
+        read_texts(spec, item, "text", &rule->text, err) < 0 ||
+        read_text(spec, item, "name", &rule->name, err) < 0 ||
+        read_text(spec, item, "id", &rule->id, err) < 0 ||
+        toml_bool(item, "also", &rule->also, err) < 0)
+        return -1;
+    rule->kind = kind > AGENT_OTHER ? AGENT_IGNORED : kind;
     return 0;
 }
 
 static int read_output(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
     static const char *const formats[] = {"text", "jsonl", NULL};
-    struct toml_node *output = NULL, *events = NULL;
+    struct toml_node *output = NULL, *events = NULL, *rules = NULL;
     int format = AGENT_FORMAT_TEXT;
     unsigned long long line_max = 1 << 20;
 
@@ -208,7 +327,8 @@ static int read_output(struct agent_spec *spec, struct toml_node *root, struct e
         read_text(spec, output, "type", &spec->type_key, err) < 0 ||
         read_texts(spec, output, "text", &spec->text_keys, err) < 0 ||
         toml_size(output, "line_max", 256, 64 << 20, &line_max, err) < 0 ||
-        toml_table(output, "events", &events, err) < 0)
+        toml_table(output, "events", &events, err) < 0 ||
+        toml_tables(output, "rules", &rules, err) < 0)
         return -1;
     spec->format = (enum agent_format)format;
     spec->line_bytes_max = line_max;
@@ -216,8 +336,15 @@ static int read_output(struct agent_spec *spec, struct toml_node *root, struct e
         if (read_texts(spec, events, agent_event_kind_name((enum agent_event_kind)kind),
                        &spec->events[kind], err) < 0)
             return -1;
-    if (spec->format == AGENT_FORMAT_JSONL && !events)
-        return toml_error(output, err, "format = \"jsonl\" needs [output.events]");
+    if (rules)
+        spec->rules = arena_alloc(&spec->arena, (rules->count + 1) * sizeof *spec->rules);
+    TOML_EACH(item, rules)
+    {
+        if (read_rule(spec, item, err) < 0)
+            return -1;
+    }
+    if (spec->format == AGENT_FORMAT_JSONL && !events && !rules)
+        return toml_error(output, err, "format = \"jsonl\" needs [output.events] or rules");
     return 0;
 }
 
@@ -240,6 +367,25 @@ static int read_codes(struct agent_spec *spec, struct toml_node *table, const ch
     return 1;
 }
 
+static int read_needed(struct agent_spec *spec, struct toml_node *table, struct err *err)
+{
+    const char *const *list = NULL;
+    if (read_texts(spec, table, "needs", &list, err) < 0)
+        return -1;
+    for (size_t i = 0; list && list[i]; i++) {
+        int kind = 0;
+        while (kind < AGENT_OTHER &&
+               strcmp(list[i], agent_event_kind_name((enum agent_event_kind)kind)) != 0)
+            kind++;
+        if (kind == AGENT_OTHER)
+            return toml_error(toml_get(table, "needs"), err, "'%s' is no kind of event", list[i]);
+        spec->needed_kinds |= 1u << kind;
+    }
+    if (spec->needed_kinds && spec->format != AGENT_FORMAT_JSONL)
+        return toml_error(toml_get(table, "needs"), err, "only jsonl output has events");
+    return 0;
+}
+
 static int read_exit(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
     struct toml_node *table = NULL;
@@ -248,23 +394,68 @@ static int read_exit(struct agent_spec *spec, struct toml_node *root, struct err
     spec->ok_count = 1;
     if (toml_table(root, "exit", &table, err) < 0 ||
         read_codes(spec, table, "ok", &spec->ok_codes, &spec->ok_count, err) < 0 ||
-        read_codes(spec, table, "limit", &spec->limit_codes, &spec->limit_count, err) < 0)
+        read_codes(spec, table, "limit", &spec->limit_codes, &spec->limit_count, err) < 0 ||
+        toml_bool(table, "error_fails", &spec->error_fails, err) < 0)
         return -1;
+    return read_needed(spec, table, err);
+}
+
+static int read_dialects(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    const char *const *list = NULL;
+    if (read_texts(spec, root, "dialect", &list, err) < 0)
+        return -1;
+    for (size_t i = 0; list && list[i]; i++) {
+        size_t at = 0;
+        while (at < COUNT(dialect_names) && strcmp(list[i], dialect_names[at]) != 0)
+            at++;
+        if (at == COUNT(dialect_names))
+            return toml_error(toml_get(root, "dialect"), err,
+                              "'%s' is none of chat, completions, responses, messages, google",
+                              list[i]);
+        spec->dialects |= 1u << at;
+    }
     return 0;
+}
+
+static int read_disabled(struct agent_spec *spec, struct toml_node *root, struct err *err)
+{
+    const char *const *list = NULL;
+    OWN(buf) struct buf joined = {0};
+    if (read_texts(spec, root, "disabled_tools", &list, err) < 0)
+        return -1;
+    for (size_t i = 0; list && list[i]; i++)
+        buf_format(&joined, "%s%s", i ? "," : "", list[i]);
+    if (joined.size)
+        spec->disabled_tools = arena_text(&spec->arena, buf_str(&joined));
+    return 0;
+}
+
+/* It is part of file names: bundles, folders inside. */
+static bool is_name(const char *name)
+{
+    size_t size = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+    return size > 0 && size <= 64 && !name[size] && name[0] != '.' && name[0] != '-';
 }
 
 static int read_keys(struct agent_spec *spec, struct toml *toml, struct err *err)
 {
     struct toml_node *root = toml->root;
     const char *name = NULL;
-    if (toml_need_text(root, "name", &name, err) < 0 ||
-        read_text(spec, root, "summary", &spec->summary, err) < 0 ||
-        read_text(spec, root, "version", &spec->version, err) < 0 ||
-        toml_bool(root, "root", &spec->root, err) < 0 || read_files(spec, root, err) < 0 ||
-        read_install(spec, root, err) < 0 || read_run(spec, root, err) < 0 ||
-        read_output(spec, root, err) < 0 || read_exit(spec, root, err) < 0)
+    if (toml_need_text(root, "name", &name, err) < 0)
         return -1;
+    if (!is_name(name))
+        return toml_error(toml_get(root, "name"), err,
+                          "a name has letters, digits, '.', '_' and '-', not '%s'", name);
     spec->name = keep(spec, name);
+    if (read_text(spec, root, "summary", &spec->summary, err) < 0 ||
+        read_text(spec, root, "version", &spec->version, err) < 0 ||
+        read_dialects(spec, root, err) < 0 || read_disabled(spec, root, err) < 0 ||
+        toml_bool(root, "root", &spec->root, err) < 0 || agent_bundle_read(spec, root, err) < 0 ||
+        read_files(spec, root, err) < 0 || read_install(spec, root, err) < 0 ||
+        read_run(spec, root, err) < 0 || read_output(spec, root, err) < 0 ||
+        read_exit(spec, root, err) < 0)
+        return -1;
     return toml_check_unused(toml, err);
 }
 
@@ -350,7 +541,7 @@ struct agent_spec *agent_spec_load(const char *what, const struct agent_dirs *di
     struct agent_spec *spec = spec_new(path);
     int result = read_keys(spec, &toml, err);
     for (size_t i = 0; result == 0 && i < spec->file_count; i++)
-        result = load_file(spec, &spec->files[i], path, dirs, err);
+        result = spec->files[i].from ? load_file(spec, &spec->files[i], path, dirs, err) : 0;
     if (result < 0) {
         agent_spec_unref(spec);
         return NULL;
@@ -411,8 +602,14 @@ static void write_list(struct json_writer *out, const char *key, const char *con
 
 void agent_spec_write(const struct agent_spec *spec, struct json_writer *out)
 {
-    static const char *const inputs[] = {"file", "stdin", "argument"};
     json_begin_object(out);
+    agent_spec_write_members(spec, out);
+    json_end_object(out);
+}
+
+void agent_spec_write_members(const struct agent_spec *spec, struct json_writer *out)
+{
+    static const char *const inputs[] = {"file", "stdin", "argument"};
     json_set_text(out, "name", spec->name);
     json_set_text(out, "summary", spec->summary);
     json_set_text(out, "version", spec->version);
@@ -426,5 +623,10 @@ void agent_spec_write(const struct agent_spec *spec, struct json_writer *out)
     for (size_t i = 0; i < spec->file_count; i++)
         json_put_text(out, spec->files[i].to);
     json_end_array(out);
-    json_end_object(out);
+    json_key(out, "dialects");
+    json_begin_array(out);
+    for (size_t i = 0; i < COUNT(dialect_names); i++)
+        if (spec->dialects & 1u << i)
+            json_put_text(out, dialect_names[i]);
+    json_end_array(out);
 }

@@ -1,5 +1,5 @@
-/* cmd_agents.c - postern agents ls and check; postern tasks check: specs read, and what is wrong
- * with them. */
+/* cmd_agents.c - postern agents ls, check and install; postern tasks check: specs read, what is
+ * wrong with them, and agents built into bundles. */
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "json/json.h"
 #include "runtime/runtime.h"
 
@@ -31,7 +32,7 @@ static int list_agents(struct cli *cli, bool as_json)
     OWN(json_doc) struct json_doc doc = {0};
     OWN(arena) struct arena arena = {0};
     struct json_writer writer = {.out = &text};
-    if (runtime_agents(&writer, &cli->err) < 0)
+    if (runtime_agents(&cli->config, &writer, &cli->err) < 0)
         return cli_fail(cli);
     if (as_json) {
         printf("%.*s\n", STR_ARGS(buf_str(&text)));
@@ -43,8 +44,40 @@ static int list_agents(struct cli *cli, bool as_json)
         struct str name = json_str(json_get(item.value, "name"), &arena);
         struct str summary = json_str(json_get(item.value, "summary"), &arena);
         struct str error = json_str(json_get(item.value, "error"), &arena);
-        printf("%-12.*s %s%.*s\n", STR_ARGS(name), error.size ? "cannot be used: " : "",
+        char size[32] = "";
+        long long bytes;
+        struct json installed = json_get(item.value, "installed");
+        if (json_int(json_get(item.value, "bytes"), &bytes))
+            text_size(size, sizeof size, (uint64_t)bytes);
+        else if (json_exists(installed))
+            snprintf(size, sizeof size, "not installed");
+        printf("%-12.*s %-14s %s%.*s\n", STR_ARGS(name), size, error.size ? "cannot be used: " : "",
                STR_ARGS(error.size ? error : summary));
+    }
+    return cli_flush(cli, 0);
+}
+
+static int install_agents(struct cli *cli, bool as_json)
+{
+    for (int i = 1; i < cli->argc; i++) {
+        OWN(buf) struct buf text = {0};
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        struct json_writer writer = {.out = &text};
+        if (runtime_agent_install(&cli->config, cli->argv[i], &writer, &cli->err) < 0)
+            return cli_fail(cli);
+        if (as_json) {
+            printf("%.*s\n", STR_ARGS(buf_str(&text)));
+            continue;
+        }
+        if (json_read(&doc, buf_str(&text), NULL, &cli->err) < 0)
+            return cli_fail(cli);
+        char size[32];
+        struct json root = json_root(&doc);
+        text_size(size, sizeof size, (uint64_t)json_int_or(json_get(root, "bytes"), 0));
+        printf("%s %.*s is installed: %s in %.*s\n", cli->argv[i],
+               STR_ARGS(json_str(json_get(root, "version"), &arena)), size,
+               STR_ARGS(json_str(json_get(root, "bundle"), &arena)));
     }
     return cli_flush(cli, 0);
 }
@@ -52,8 +85,10 @@ static int list_agents(struct cli *cli, bool as_json)
 static int run_agents(struct cli *cli)
 {
     struct json_flag own = {0};
-    if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 1, 2) < 0)
+    if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 1, 64) < 0)
         return cli_fail(cli);
+    if (strcmp(cli->argv[0], "install") == 0)
+        return operands_check(cli, 2, 64) < 0 ? cli_fail(cli) : install_agents(cli, own.json);
     if (strcmp(cli->argv[0], "ls") == 0)
         return operands_check(cli, 1, 1) < 0 ? cli_fail(cli) : list_agents(cli, own.json);
     if (strcmp(cli->argv[0], "check") != 0)
@@ -102,8 +137,8 @@ static int run_tasks(struct cli *cli)
 }
 
 const struct command command_agents = {.name = "agents",
-                                       .arguments = "ls | check NAME|FILE",
-                                       .summary = "agent specs: list them, check one",
+                                       .arguments = "ls | check NAME|FILE | install NAME|FILE...",
+                                       .summary = "agents: list them, check a spec, install",
                                        .run = run_agents,
                                        .flags = flags};
 

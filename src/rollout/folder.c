@@ -52,7 +52,8 @@ void log_file_close(struct log_file *log)
     log->fd = -1;
 }
 
-void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text)
+static void write_event(struct log_file *log, const char *kind, struct str type, struct str name,
+                        struct str id, struct str text)
 {
     if (log->fd < 0 || log->failed || log->cut)
         return;
@@ -63,6 +64,10 @@ void log_file_event(struct log_file *log, const char *kind, struct str type, str
     json_set_text(&writer, "kind", kind);
     if (type.data)
         json_set_str(&writer, "type", type);
+    if (name.size)
+        json_set_str(&writer, "name", name);
+    if (id.size)
+        json_set_str(&writer, "id", id);
     if (text.data)
         json_set_str(&writer, "text", str_upto(text, EVENT_TEXT_MAX));
     if (text.size > EVENT_TEXT_MAX)
@@ -74,4 +79,15 @@ void log_file_event(struct log_file *log, const char *kind, struct str type, str
         return;
     }
     log_file_write(log, buf_str(&line));
+}
+
+void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text)
+{
+    write_event(log, kind, type, STR_NONE, STR_NONE, text);
+}
+
+void log_file_agent_event(struct log_file *log, const struct agent_event *event)
+{
+    write_event(log, agent_event_kind_name(event->kind), event->type, event->name, event->id,
+                event->text.data ? event->text : event->raw);
 }

@@ -31,6 +31,7 @@ struct plan {
     struct arena arena;
     char id[ID_MAX];
     const char *run, *group, *mode, *backend, *root, *dir;
+    const char *bundle; /* the agent's layer; NULL: it has none */
     struct agent_spec *agent;
     struct task *task;
     struct model *model;
@@ -95,6 +96,8 @@ void log_file_write(struct log_file *log,
 void log_file_close(struct log_file *log);
 /* One line {"at_ms":..., "kind":..., ...} of events.jsonl. `type` and `text` may be STR_NONE. */
 void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text);
+/* The same for an event of the agent, with a tool's name and a call's id when it has them. */
+void log_file_agent_event(struct log_file *log, const struct agent_event *event);
 
 /* --- result.json */
 struct result_extra {

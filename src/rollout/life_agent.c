@@ -49,6 +49,10 @@ struct sandbox_spec life_shape(const struct life *life)
         .label = plan->id,
         .life_ms_max = life_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)life_ms,
     };
+    if (plan->bundle && life->capabilities & SANDBOX_CAN_LAYERS) {
+        spec.layers = &plan->bundle;
+        spec.layer_count = 1;
+    }
     /* Who asks for "no-limits" by name gets none, whatever the task says. */
     if (plan->isolation == SANDBOX_ISOLATION_NO_LIMITS)
         return spec;
@@ -115,7 +119,9 @@ static void on_installed(void *context, const struct err *err)
 }
 void life_install(struct life *life)
 {
-    life->install = agent_install(life->loop, life->plan->agent, life->sandbox, on_installed, life);
+    bool mounted = life->capabilities & SANDBOX_CAN_LAYERS;
+    life->install = agent_install(life->loop, life->plan->agent, life->sandbox,
+                                  mounted ? NULL : life->plan->bundle, on_installed, life);
 }
 
 /* ---------------------------------------------------------------- preparing and setup */
@@ -238,8 +244,7 @@ static void on_agent_event(void *context, const struct agent_event *event)
 {
     struct life *life = context;
     const char *kind = agent_event_kind_name(event->kind);
-    log_file_event(&life->events_log, kind, event->type,
-                   event->text.data ? event->text : event->raw);
+    log_file_agent_event(&life->events_log, event);
     if (event->kind != AGENT_OTHER)
         life_tell(life, kind, event->text);
 }

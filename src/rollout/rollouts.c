@@ -415,7 +415,12 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
                        rollouts->options.queued_max);
     if (request->mode && gateway_mode_read(request->mode, &mode, err) < 0)
         return -1;
+    OWN(mem) char *bundle = NULL;
+    if (agent_spec_has_bundle(request->agent) &&
+        !(bundle = agent_bundle_layer(request->agent, rollouts->options.home, err)))
+        return -1;
     struct plan *plan = plan_new(rollouts, request, gateway_mode_name(mode));
+    plan->bundle = bundle ? arena_text(&plan->arena, str_of(bundle)) : NULL;
     if (make_folder(rollouts, plan, err) < 0) {
         plan_unref(plan);
         return -1;

@@ -40,12 +40,22 @@ static int is_spec(const struct dirent *entry)
 }
 
 /* A spec that does not read is listed with what is wrong: one bad file hides no other. */
-static void write_agent(const char *path, struct json_writer *out)
+static void write_spec(const struct config *config, const struct agent_spec *spec,
+                       struct json_writer *out)
+{
+    json_begin_object(out);
+    agent_spec_write_members(spec, out);
+    if (agent_spec_has_bundle(spec))
+        agent_bundle_write(spec, config->home, out);
+    json_end_object(out);
+}
+
+static void write_agent(const struct config *config, const char *path, struct json_writer *out)
 {
     struct err err = {0};
     struct agent_spec *spec = agent_spec_load(path, machine_agent_dirs(), &err);
     if (spec) {
-        agent_spec_write(spec, out);
+        write_spec(config, spec, out);
         agent_spec_unref(spec);
         return;
     }
@@ -59,7 +69,7 @@ static void write_agent(const char *path, struct json_writer *out)
     json_end_object(out);
 }
 
-int runtime_agents(struct json_writer *out, struct err *err)
+int runtime_agents(const struct config *config, struct json_writer *out, struct err *err)
 {
     const char *const *dirs = machine_agent_dirs()->spec_dirs;
     if (!dirs[0])
@@ -70,13 +80,26 @@ int runtime_agents(struct json_writer *out, struct err *err)
         int count = scandir(dirs[i], &entries, is_spec, by_name);
         for (int n = 0; n < count; n++) {
             OWN(mem) char *path = mem_format("%s/%s", dirs[i], entries[n]->d_name);
-            write_agent(path, out);
+            write_agent(config, path, out);
             free(entries[n]);
         }
         free(entries);
     }
     json_end_array(out);
     return 0;
+}
+
+int runtime_agent_install(const struct config *config, const char *what, struct json_writer *out,
+                          struct err *err)
+{
+    struct agent_spec *spec = agent_spec_load(what, machine_agent_dirs(), err);
+    if (!spec)
+        return -1;
+    int result = agent_bundle_build(spec, config->home, err);
+    if (result == 0)
+        write_spec(config, spec, out);
+    agent_spec_unref(spec);
+    return result;
 }
 
 int runtime_agent_check(const char *what, struct json_writer *out, struct err *err)

@@ -96,7 +96,10 @@ int runtime_image_import(const struct config *config, const char *archive, const
                          struct err *err);
 int runtime_image_list(const struct config *config, struct json_writer *out, struct err *err);
 /* An array of agent specs that are found. */
-int runtime_agents(struct json_writer *out, struct err *err);
+int runtime_agents(const struct config *config, struct json_writer *out, struct err *err);
+/* Builds the agent on this machine, once; needs the network. Writes what agents ls shows of it. */
+int runtime_agent_install(const struct config *config, const char *what, struct json_writer *out,
+                          struct err *err);
 int runtime_agent_check(const char *what, struct json_writer *out, struct err *err);
 int runtime_task_check(const char *what, struct json_writer *out, struct err *err);
 

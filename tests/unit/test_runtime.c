@@ -252,9 +252,10 @@ TEST(what_is_wrong_is_found_before_anything_is_built)
     EXPECT_INT(runtime_task_check("{\"instruction\":\"x\"}", &out, &err), 0);
     buf_clear(&text);
     out = (struct json_writer){.out = &text};
-    EXPECT_INT(runtime_agents(&out, &err), 0);
-    EXPECT(strstr(buf_text(&text), "\"generic\"") != NULL);
     begin();
+    EXPECT_INT(runtime_agents(&config, &out, &err), 0);
+    EXPECT(strstr(buf_text(&text), "\"generic\"") != NULL);
+    EXPECT(strstr(buf_text(&text), "\"installed\":false") != NULL);
     struct shown shown = {0};
     struct runtime_sum sum = {0};
     const char *const tasks[] = {"/no/such/task"};
