@@ -368,6 +368,7 @@ int stage_build(struct stage *stage, const struct ids *ids, struct err *err)
         snprintf(path, sizeof path, "/dev/%s", nodes[i].name);
         host[i] = mount_clone(AT_FDCWD, path, false, NULL);
     }
+    OWN(fd) int shm = mount_clone(AT_FDCWD, "/dev/shm", false, NULL);
     static const struct mount_option options[] = {{"mode", "0755"}, {"size", "64m"}, {NULL, NULL}};
     int result = -1;
     OWN(fd) int mounted = mount_make("tmpfs", options, MOUNT_ATTR_NOSUID, err);
@@ -379,6 +380,9 @@ int stage_build(struct stage *stage, const struct ids *ids, struct err *err)
         build_graft(stage, ids, err) == 0 && build_dev(stage, host, err) == 0 &&
         build_places(stage, err) == 0 && freeze_part(stage, "dev", err) == 0)
         result = freeze_part(stage, "empty", err);
+    /* A home or a root may lie there: it stays where it was. */
+    if (result == 0 && shm >= 0 && mkdirat(stage->dir, "shm", 0755) == 0)
+        (void)mount_attach(shm, stage->dir, "shm", NULL);
     for (size_t i = 0; i < COUNT(nodes); i++)
         fd_close(&host[i]);
     umask(mask);

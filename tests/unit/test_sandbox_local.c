@@ -387,7 +387,7 @@ static void on_snapshot(void *context, const char *layer_id, const struct err *e
     struct waiting *waiting = context;
     waiting->done = true;
     waiting->err = err ? *err : (struct err){0};
-    (void)layer_id;
+    waiting->content = mem_dup(layer_id ? layer_id : "");
 }
 
 TEST(everybody_who_asks_for_an_end_is_told)
@@ -407,6 +407,8 @@ TEST(everybody_who_asks_for_an_end_is_told)
     stage_until(stage, &first.done);
     EXPECT_INT(snapshot.err.kind, 0);
     EXPECT_INT(first.err.kind, 0);
+    backend_local.drop_layer(backend, snapshot.content);
+    free(snapshot.content);
     backend_local.destroy(backend, "sb-a", stage_on_done, &second); /* gone is gone */
     stage_until(stage, &second.done);
     EXPECT_INT(second.err.kind, 0);
