@@ -3,10 +3,9 @@
  * The keeper needs no network itself (unix sockets with paths do not care), so it simply stays in
  * whichever namespace it entered last; a sandbox's first process is born there.
  *
- * A namespace is used again only when both of its old sockets are truly gone: the new ones are
- * bound without any option that would let two sockets share an address, so a server that still
- * holds an old descriptor makes the bind fail and the namespace is dropped. Nothing else outlives
- * the processes in it: no interface, address, route or rule can be changed from inside. */
+ * A namespace in which a sandbox lived is never used again: sockets in TIME_WAIT would keep ports
+ * from the next one for a minute, and its counters would tell what the last one did. They are made
+ * ahead, in idle moments, instead. Only one that nobody entered goes back to the shelf. */
 #include "nets.h"
 
 #include <arpa/inet.h>

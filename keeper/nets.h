@@ -29,7 +29,7 @@ void nets_init(struct nets *nets);
 void nets_deinit(struct nets *nets);
 /* Enters the namespace it returns: what is cloned next lives there. */
 struct net *net_take(struct nets *nets, struct err *err);
-/* All processes in it are gone. It is cleaned and kept, or dropped. */
+/* Nobody entered it. It is kept for the next, or dropped. */
 void net_give(struct nets *nets, struct net *net);
 void net_free(struct net *net);
 /* Makes one ahead of time. Returns whether it did. */
