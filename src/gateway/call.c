@@ -376,7 +376,9 @@ static void show_failure(struct call *call, const struct err *err)
     if (call->script_error) {
         call->shown_status = 500;
         call->upstream_message = str_of(call->trouble.text);
-        session_exhaust(call->session, GATEWAY_SCRIPT, &call->trouble);
+        session_exhaust(call->session,
+                        call->session->model->replay ? GATEWAY_REPLAY : GATEWAY_SCRIPT,
+                        &call->trouble);
         return;
     }
     if (status >= 400 && status < 500 && status != 429) {
@@ -424,7 +426,7 @@ static uint64_t backoff_ms(const struct call *call)
     const struct model *model = call->session->model;
     if (call->retry_after_ms >= 0)
         return (uint64_t)call->retry_after_ms;
-    uint64_t wait = model->script ? BACKOFF_SCRIPT_MS : BACKOFF_MS;
+    uint64_t wait = model->script || model->replay ? BACKOFF_SCRIPT_MS : BACKOFF_MS;
     for (uint32_t i = 1; i < call->tries && wait < model->options.retry_ms_max; i++)
         wait *= 2;
     if (wait > model->options.retry_ms_max)
@@ -748,6 +750,7 @@ static void attempt(struct call *call)
         .index = session->index,
         .number = call->record.number,
         .uses = session->script_uses,
+        .divergence = &session->divergence,
     };
     struct gate *gate = session->gateway->gate;
     struct upstream_hold hold = {
@@ -767,6 +770,8 @@ static void attempt(struct call *call)
         call->record.policy_version = gate_policy(gate);
     }
     call->upstream = upstream_start(session->gateway, session->model, &request, &handlers, call);
+    if (session->divergence.kind != ERR_NONE)
+        session_cause(session, GATEWAY_REPLAY, &session->divergence);
 }
 
 void call_again(struct call *call)
@@ -803,7 +808,7 @@ static int choose_api(struct call *call, struct err *err)
         call->anew = true;
         return 0;
     }
-    call->api = model->api && !model->script ? model->api : call->dialect;
+    call->api = model->api && model->base_url ? model->api : call->dialect;
     call->anew = call->api != call->dialect;
     if (!call->anew || dialect_can_write_request(call->api))
         return 0;
@@ -816,7 +821,7 @@ static void rewrite(struct call *call)
 {
     const struct gateway_session *session = call->session;
     bool proxy = session->mode == GATEWAY_PROXY;
-    if ((!proxy && !call->anew) || session->model->script || session->mode == GATEWAY_GATE)
+    if ((!proxy && !call->anew) || !session->model->base_url || session->mode == GATEWAY_GATE)
         return;
     if (!proxy) {
         struct dialect_override nothing = {.usage = call->request.stream};

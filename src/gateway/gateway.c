@@ -18,6 +18,7 @@ static const struct {
 static const char *const causes[] = {
     [GATEWAY_FINE] = "none",         [GATEWAY_LIMIT] = "limit",   [GATEWAY_STOPPED] = "stopped",
     [GATEWAY_UPSTREAM] = "upstream", [GATEWAY_SCRIPT] = "script", [GATEWAY_STORE] = "store",
+    [GATEWAY_REPLAY] = "replay",
 };
 
 int gateway_mode_read(const char *name, enum gateway_mode *out, struct err *err)

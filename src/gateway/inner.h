@@ -4,6 +4,7 @@
  *     session.c   one rollout's side: routes, limits, report
  *     call.c      one call: intent, attempts, relay, entry, end
  *     lineage.c   what a call shares with an earlier one
+ *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
  *     upstream.c  one attempt: over HTTP, played from a script, or held at the gate
  *     hold.c      holds; hold_object.c is what the trainer sees of a held call
@@ -26,6 +27,7 @@
 
 struct call;
 struct gate;
+struct replay;
 struct retry;
 struct script;
 
@@ -99,6 +101,7 @@ struct model {
     bool thinking_off;
     atomic_bool ready; /* all of the above is in place */
     struct script *script;
+    struct replay *replay;
     struct model_options options; /* numbers only; defaults put in */
 };
 
@@ -136,7 +139,9 @@ struct upstream_request {
     const char *rollout_id;
     const char *task;
     uint32_t index, number;
-    uint32_t *uses; /* how often each rule of the script was used in this session */
+    uint32_t *uses; /* how often each rule of the script was used in this session; or which call
+                       used each answer of the record */
+    struct err *divergence; /* the first difference to the record; kind ERR_NONE: none so far */
     const struct upstream_hold *hold; /* NULL: the model answers */
 };
 
@@ -172,6 +177,9 @@ struct play;
 struct play *play_start(struct loop *loop, const struct script *script,
                         const struct upstream_request *request,
                         const struct upstream_handlers *handlers, void *context);
+struct play *play_replay(struct loop *loop, const struct replay *replay,
+                         const struct upstream_request *request,
+                         const struct upstream_handlers *handlers, void *context);
 void play_pause(struct play *play);
 void play_resume(struct play *play);
 void play_close(struct play *play);
@@ -189,6 +197,17 @@ void *hold_object_new(struct body *body, const struct dialect *dialect,
                       const struct trace_request *request);
 void hold_object_write(void *payload, bool raw, struct json_writer *out);
 void hold_object_free(void *payload);
+
+/* ---------------------------------------------------------------- replay.c */
+/* `source` is a rollout's id, below `home` (NULL: it is not), or a rollout's folder. */
+struct replay *replay_open(const char *home, const char *source, struct err *err);
+void replay_free(struct replay *replay); /* NULL is fine */
+const char *replay_name(const struct replay *replay);
+size_t replay_calls(const struct replay *replay);
+/* Notes the use in request->uses. NULL and err: nothing is left. */
+const struct trace_answer *replay_find(const struct replay *replay,
+                                       const struct upstream_request *request,
+                                       struct err *divergence, struct err *err);
 
 /* ---------------------------------------------------------------- script.c */
 struct script_call {
@@ -297,6 +316,7 @@ struct gateway_session {
     uint32_t retry_grace_ms;
     struct place place; /* among the model's servers */
     struct lineage lineage;
+    struct err divergence; /* from the record that is replayed */
     struct http_server *server;
     struct model *model;
     char *rollout_id, *group_id, *task, *calls_path, *stop_reason;

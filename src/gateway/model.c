@@ -169,6 +169,11 @@ struct model *model_open(const char *spec, const struct model_options *options, 
         result = model->script ? 0 : -1;
         if (model->script)
             model->name = mem_dup(script_name(model->script));
+    } else if (str_starts(str_of(spec), STR("replay:"))) {
+        model->replay = replay_open(options->home, spec + 7, err);
+        result = model->replay ? 0 : -1;
+        if (model->replay)
+            model->name = mem_dup(replay_name(model->replay));
     } else if (str_starts(str_of(spec), STR("gate:"))) {
         model->name = mem_dup(spec[5] ? spec + 5 : "policy");
         result = 0;
@@ -179,9 +184,10 @@ struct model *model_open(const char *spec, const struct model_options *options, 
                      ? -1
                      : read_key(model, options, err);
     } else {
-        result =
-            err_set(err, ERR_INPUT,
-                    "model '%s' is none of http://..., https://..., script:FILE, gate:NAME", spec);
+        result = err_set(
+            err, ERR_INPUT,
+            "model '%s' is none of http://..., https://..., script:FILE, replay:ROLLOUT, gate:NAME",
+            spec);
     }
     atomic_store(&model->ready, result == 0);
     if (result == 0)
@@ -207,6 +213,7 @@ void model_unref(struct model *model)
     if (model->key)
         explicit_bzero(model->key, strlen(model->key));
     script_free(model->script);
+    replay_free(model->replay);
     free(model->key);
     free(model->spec);
     free(model->name);

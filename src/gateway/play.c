@@ -293,6 +293,38 @@ struct play *play_start(struct loop *loop, const struct script *script,
     return play;
 }
 
+struct play *play_replay(struct loop *loop, const struct replay *replay,
+                         const struct upstream_request *request,
+                         const struct upstream_handlers *handlers, void *context)
+{
+    struct play *play = mem_zero(sizeof *play);
+    play->loop = loop;
+    play->handlers = *handlers;
+    play->context = context;
+    const struct trace_answer *answer =
+        replay_find(replay, request, request->divergence, &play->err);
+    play->script_error = !answer;
+    if (answer) {
+        play->answer = *answer;
+        play->has_head = true;
+        play->head = (struct upstream_head){
+            .status = 200, .retry_after_ms = -1, .stream = request->request->stream};
+    }
+    if (answer && play->head.stream) {
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        dialect_writer_init(&writer, request->dialect, request->request, answer->id, answer->model,
+                            (int64_t)(clock_wall_ms() / 1000));
+        dialect_writer_answer(&writer, answer, 0, &play->bytes);
+        dialect_writer_finish(&writer, answer->finish, &answer->usage, &play->bytes);
+        chunk_end(play);
+    } else if (answer) {
+        dialect_write_answer(request->dialect, request->request, answer, &play->bytes);
+        chunk_end(play);
+    }
+    loop_timer_start(loop, &play->timer, 0, on_due, play);
+    return play;
+}
+
 void play_pause(struct play *play)
 {
     play->paused = true;

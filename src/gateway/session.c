@@ -387,7 +387,8 @@ struct gateway_session *gateway_open(struct gateway *gateway,
         err_set(err, ERR_UNSUPPORTED, "mode gate needs a gate: it is there in `postern serve`");
         return NULL;
     }
-    if (mode != GATEWAY_GATE && !options->model->script && !options->model->base_url) {
+    if (mode != GATEWAY_GATE && !options->model->script && !options->model->replay &&
+        !options->model->base_url) {
         err_set(err, ERR_INPUT, "model '%s' is the trainer, who answers in mode gate only",
                 options->model->spec);
         return NULL;
@@ -417,6 +418,9 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     if (session->model->script)
         session->script_uses =
             mem_zero(script_rules(session->model->script) * sizeof *session->script_uses);
+    if (session->model->replay)
+        session->script_uses =
+            mem_zero(replay_calls(session->model->replay) * sizeof *session->script_uses);
     if (options->tools.size)
         session->tools = tools_new(options->tools, err);
     if ((options->tools.size && !session->tools) || open_calls_file(session, err) < 0) {

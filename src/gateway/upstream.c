@@ -265,6 +265,8 @@ struct upstream *upstream_start(struct gateway *gateway, struct model *model,
         upstream->hold = hold_start(gateway->loop, request, &played, upstream);
     else if (model->script)
         upstream->play = play_start(gateway->loop, model->script, request, &played, upstream);
+    else if (model->replay)
+        upstream->play = play_replay(gateway->loop, model->replay, request, &played, upstream);
     else
         ask_for_seat(upstream, request);
     return upstream;

@@ -45,6 +45,7 @@ struct model *machine_model(const struct config *config, const char *spec, const
         .connect_ms_max = (uint32_t)config->gateway_connect_ms_max,
         .api = apis[config->gateway_model_api],
         .engine = engines[config->gateway_engine],
+        .home = config->home,
         .thinking_off = config->gateway_thinking_off,
         .parallel_max = (uint32_t)config->gateway_server_parallel_max,
         .rate_max = (double)config->gateway_server_rate_max,

@@ -7,7 +7,7 @@
 #define BODY(messages)                                                                             \
     "{\"model\":\"m\",\"messages\":[" MESSAGE(                                                     \
         "system", LONG_WORDS) "," messages "],\"tools\":[{\"type\":\"function\",\"function\":{"    \
-                                           "\"name\":\"only-tool\",\"parameters\":{}}}]}"
+                              "\"name\":\"only-tool\",\"parameters\":{}}}]}"
 #define FIRST BODY(MESSAGE("user", "question one"))
 #define SECOND                                                                                     \
     BODY(MESSAGE("user", "question one") "," MESSAGE("assistant", "answer 1") "," MESSAGE(         \
@@ -130,4 +130,174 @@ TEST(a_long_rollout_grows_the_record_by_its_tails_only)
     EXPECT_INT(system(command), 0);
     EXPECT(sent > 60 * 25000);
     world_end(&world);
+}
+
+/* ---------------------------------------------------------------- replay */
+
+static void answer_tools(struct world *world, struct http_exchange *exchange)
+{
+    OWN(mem)
+    char *text = mem_format(
+        "{\"id\":\"x%d\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"m\",\"choices\":"
+        "[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"answer %d\","
+        "\"tool_calls\":[{\"id\":\"call_%d\",\"type\":\"function\",\"function\":{\"name\":\"ls\","
+        "\"arguments\":\"{\\\"path\\\": \\\"/\\\"}\"}}]},\"finish_reason\":\"tool_calls\","
+        "\"token_ids\":[7,8],\"logprobs\":{\"content\":[{\"token\":\"token_id:7\",\"logprob\":-0.5}"
+        ",{\"token\":\"token_id:8\",\"logprob\":-0.25}]}}],\"prompt_token_ids\":[1,2,3,4,5,6,7,8,9,"
+        "10,11,12,13,14,15,16,17,18,19,20,%d],\"usage\":{\"prompt_tokens\":21,"
+        "\"completion_tokens\":2,\"total_tokens\":23}}",
+        world->upstream_calls, world->upstream_calls, world->upstream_calls,
+        100 + world->upstream_calls);
+    http_respond_json(exchange, 200, str_of(text));
+}
+
+/* Records a rollout and opens a session whose model is that record. */
+static void record_and_replay(struct world *world, const char *const *bodies, size_t count,
+                              const char *mode)
+{
+    world->upstream_answer = answer_tools;
+    world_start(world);
+    world_model(world);
+    world_open(world, (struct gateway_session_options){.mode = mode});
+    ask_all(world, bodies, count);
+    world_close_session(world, 0);
+    world->closed = false;
+    buf_clear(&world->report);
+    OWN(mem) char *old = mem_format("%s/rollouts/r-old", world->home);
+    OWN(mem) char *file = mem_format("%s/calls.jsonl", old);
+    struct err err = {0};
+    if (file_make_dirs(old, 0700, &err) < 0 || rename(world->calls_path, file) < 0)
+        abort();
+    model_unref(world->model);
+    world->model = model_open("replay:r-old", &(struct model_options){.home = world->home}, &err);
+    if (!world->model) {
+        fprintf(stderr, "%s\n", err.text);
+        abort();
+    }
+    world->upstream_calls = 0;
+    world_open(world, (struct gateway_session_options){.rollout_id = "r-new", .mode = mode});
+}
+
+TEST(a_replayed_rollout_gets_the_recorded_answers_and_tokens_by_content)
+{
+    struct world world = {0};
+    const char *const bodies[] = {FIRST, SECOND, SUB_AGENT, THIRD};
+    record_and_replay(&world, bodies, 4, "proxy");
+    static const int order[] = {0, 2, 1, 3}; /* the sub-agent is quicker this time */
+    for (int i = 0; i < 4; i++) {
+        struct reply reply;
+        agent_ask(&world, &reply, bodies[order[i]]);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        char words[32];
+        snprintf(words, sizeof words, "answer %d", order[i] + 1);
+        EXPECT(reply_has(&reply, words));
+        snprintf(words, sizeof words, "call_%d", order[i] + 1);
+        EXPECT(reply_has(&reply, words));
+        EXPECT(reply_has(&reply, "{\\\"path\\\": \\\"/\\\"}"));
+        EXPECT(reply_has(&reply, "\"finish_reason\":\"tool_calls\""));
+        EXPECT(!reply_has(&reply, "token_ids"));
+        buf_deinit(&reply.body);
+    }
+    EXPECT_INT(world.upstream_calls, 0);
+    EXPECT_INT(gateway_session_stats(world.session)->cause, GATEWAY_FINE);
+    char ids[5][64] = {0};
+    EXPECT_INT(store_list_calls(world.store, "r-new", note_id, ids, NULL), 0);
+    OWN(buf) struct buf prompt = {0}, tokens = {0}, logprobs = {0};
+    EXPECT_INT(store_read_tokens(world.store, ids[3], &prompt, &tokens, &logprobs, NULL), 0);
+    EXPECT_INT(prompt.size, 21 * 4);
+    int32_t last;
+    memcpy(&last, prompt.data + 80, 4);
+    EXPECT_INT(last, 102); /* SECOND's */
+    EXPECT_INT(tokens.size, 8);
+    EXPECT_INT(logprobs.size, 8);
+    world_end(&world);
+}
+
+TEST(a_replay_reports_the_first_divergence_and_goes_on_in_order)
+{
+    struct world world = {0};
+    const char *const bodies[] = {FIRST, SECOND, THIRD};
+    record_and_replay(&world, bodies, 3, NULL);
+    const char *const now[] = {
+        FIRST,
+        BODY(MESSAGE("user", "question one") "," MESSAGE("assistant", "answer 1") "," MESSAGE(
+            "user", "question 2, otherwise")),
+        THIRD,
+    };
+    struct reply reply;
+    for (int i = 0; i < 3; i++) {
+        agent_ask(&world, &reply, now[i]);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        char words[32];
+        snprintf(words, sizeof words, "answer %d", i + 1);
+        EXPECT(reply_has(&reply, words));
+        buf_deinit(&reply.body);
+    }
+    const struct gateway_stats *stats = gateway_session_stats(world.session);
+    EXPECT_INT(stats->cause, GATEWAY_REPLAY);
+    struct str text = str_of(stats->error.text);
+    EXPECT(str_find(text, STR("call 2 differs from the record's call 2 in message 4")) >= 0);
+    EXPECT(str_find(text, STR("2, otherwise")) >= 0);
+    EXPECT(str_find(text, STR("two")) >= 0);
+    agent_ask(&world, &reply, FIRST);
+    reply_wait(&reply);
+    EXPECT(reply.status >= 400);
+    EXPECT(reply_has(&reply, "all used up"));
+    EXPECT_INT(world.exhausted, GATEWAY_REPLAY);
+    buf_deinit(&reply.body);
+    world_close_session(&world, 0);
+    EXPECT(str_find(buf_str(&world.report), STR("\"cause\":\"replay\"")) >= 0);
+    EXPECT(str_find(buf_str(&world.report), STR("in message 4")) >= 0);
+    world_end(&world);
+}
+
+TEST(a_record_is_replayed_in_every_dialect)
+{
+    static const struct {
+        const char *path, *body, *end;
+    } cases[] = {
+        {"/v1/chat/completions",
+         "{\"model\":\"m\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"q\"}]}",
+         "[DONE]"},
+        {"/v1/messages",
+         "{\"model\":\"m\",\"stream\":true,\"max_tokens\":9,\"messages\":[{\"role\":\"user\","
+         "\"content\":\"q\"}]}",
+         "message_stop"},
+        {"/v1/responses", "{\"model\":\"m\",\"stream\":true,\"input\":\"q\"}",
+         "response.completed"},
+        {"/v1beta/models/m:streamGenerateContent",
+         "{\"contents\":[{\"role\":\"user\",\"parts\":[{\"text\":\"q\"}]}]}", "finishReason"},
+    };
+    const char *const bodies[] = {
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"q\"}]}"};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct world world = {0};
+        record_and_replay(&world, bodies, 1, NULL);
+        struct reply reply;
+        agent_ask_at(&world, &reply, cases[i].path, str_of(cases[i].body));
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT(reply_has(&reply, "answer 1"));
+        EXPECT(reply_has(&reply, cases[i].end));
+        EXPECT_INT(gateway_session_stats(world.session)->cause, GATEWAY_FINE);
+        buf_deinit(&reply.body);
+        world_end(&world);
+    }
+}
+
+TEST(a_record_that_is_missing_or_damaged_is_named)
+{
+    struct err err = {0};
+    EXPECT(!model_open("replay:/nowhere/at/all", NULL, &err));
+    EXPECT(str_find(str_of(err.text), STR("/nowhere/at/all/calls.jsonl")) >= 0);
+    char path[] = "/tmp/test-replay-XXXXXX.jsonl";
+    int fd = mkstemps(path, 6);
+    EXPECT(write(fd, "{\"number\":1}\n{oops\n", 19) == 19);
+    close(fd);
+    OWN(mem) char *spec = mem_format("replay:%s", path);
+    EXPECT(!model_open(spec, NULL, &err));
+    EXPECT(str_find(str_of(err.text), STR("line 2")) >= 0);
+    unlink(path);
 }
