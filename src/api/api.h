@@ -39,6 +39,7 @@ struct api_submit {
     struct str inline_task; /* ... or the task itself, as JSON */
     const char *model, *mode, *group, *run;
     uint32_t index, turns_max, wall_ms_max; /* 0: as usual */
+    struct str tools;                       /* that the trainer runs: a JSON array; STR_NONE */
 };
 
 struct api_options {

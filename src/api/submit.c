@@ -15,7 +15,7 @@ static int read_submit(struct json root, struct arena *arena, struct api_submit 
                        struct err *err)
 {
     long long index = 0, turns_max = 0, wall_ms_max = 0;
-    struct json task = {0};
+    struct json task = {0}, tools = {0};
     struct api_field fields[] = {
         {"agent", API_TEXT, &order->agent, 0, PATH_BYTES_MAX, true},
         {"task", API_VALUE, &task, 0, 0, true},
@@ -26,6 +26,7 @@ static int read_submit(struct json root, struct arena *arena, struct api_submit 
         {"index", API_NUMBER, &index, 0, UINT32_MAX, false},
         {"turns_max", API_NUMBER, &turns_max, 1, UINT32_MAX, false},
         {"wall_ms_max", API_NUMBER, &wall_ms_max, 1, WALL_MS_MAX, false},
+        {"tools", API_VALUE, &tools, 0, 0, false},
     };
     if (api_read_object(root, fields, COUNT(fields), arena, err) < 0)
         return -1;
@@ -35,6 +36,8 @@ static int read_submit(struct json root, struct arena *arena, struct api_submit 
         order->task = arena_text(arena, json_str(task, arena));
     else
         return err_set(err, ERR_INPUT, "'task' is a path, a name or a task as an object");
+    if (json_exists(tools))
+        order->tools = json_raw(tools);
     order->index = (uint32_t)index;
     order->turns_max = (uint32_t)turns_max;
     order->wall_ms_max = (uint32_t)wall_ms_max;

@@ -44,7 +44,6 @@ struct model_options {
     uint32_t queue_max;    /* 0: 4096: calls that wait for one of the two above */
     const char *engine;    /* "vllm", "sglang", "openai"; NULL or "auto": vLLM's spellings, which
                               others ignore: how proxy mode asks for tokens */
-    const char *home;      /* where replay:ROLLOUT finds rollouts; NULL: by folder only */
     bool thinking_off;     /* proxy mode asks the engine's template not to think */
 };
 
@@ -109,7 +108,6 @@ enum gateway_cause {
     GATEWAY_UPSTREAM, /* the model server failed and retrying did not help */
     GATEWAY_SCRIPT,   /* the script has no answer or is wrong */
     GATEWAY_STORE,    /* the journal failed */
-    GATEWAY_REPLAY,   /* a call was not as in the record that is replayed; says which and where */
 };
 const char *gateway_cause_name(enum gateway_cause cause); /* "limit", "upstream", ...; "none" */
 
@@ -168,6 +166,8 @@ void gateway_free(struct gateway *gateway);
 struct gateway_session *gateway_open(struct gateway *gateway,
                                      const struct gateway_session_options *options,
                                      struct err *err);
+/* Would gateway_open() take these tools? Any thread. ERR_INPUT names what is wrong. */
+int gateway_tools_check(struct str definitions, struct err *err);
 /* Serves a connection of the agent; owns the descriptor from now on. */
 void gateway_session_connection(struct gateway_session *session, int connected_fd);
 /* Or all connections of a listening socket, which it owns from now on. */

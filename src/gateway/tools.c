@@ -17,6 +17,7 @@
 
 #include "base/mem.h"
 #include "gateway/gate.h"
+#include "gateway/gateway.h"
 #include "gateway/inner.h"
 
 #define TOOLS_MAX 128
@@ -127,6 +128,13 @@ void tools_free(struct tools *tools)
     json_doc_deinit(&tools->doc);
     buf_deinit(&tools->source);
     free(tools);
+}
+
+int gateway_tools_check(struct str definitions, struct err *err)
+{
+    struct tools *tools = tools_new(definitions, err);
+    tools_free(tools);
+    return tools ? 0 : -1;
 }
 
 /* ---------------------------------------------------------------- listing */

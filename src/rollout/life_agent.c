@@ -177,6 +177,7 @@ int life_open_session(struct life *life, struct err *err)
         .limits = plan->limits,
         .keepalive_ms = plan->keepalive_ms,
         .calls_path = calls_path,
+        .tools = plan->tools,
         .on_call = on_call,
         .on_exhausted = on_exhausted,
         .context = life,
@@ -350,7 +351,6 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
         return TRACE_FATE_LIMIT;
     case GATEWAY_UPSTREAM:
     case GATEWAY_SCRIPT:
-    case GATEWAY_REPLAY:
         if (!bad_end && stats->answered)
             break;
         *why = stats->error;

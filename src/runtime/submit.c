@@ -58,6 +58,8 @@ static int find_all(struct submitter *submitter, const struct api_submit *order,
                     struct rollout_request *request, struct err *err)
 {
     enum gateway_mode mode = GATEWAY_BLACK_BOX;
+    if (order->tools.size && gateway_tools_check(order->tools, err) < 0)
+        return -1;
     if (order->mode && gateway_mode_read(order->mode, &mode, err) < 0)
         return -1;
     const char *model = order->model ? order->model : mode == GATEWAY_GATE ? "gate:" : NULL;
@@ -88,6 +90,7 @@ int submitter_submit(void *context, const struct api_submit *order, char id[ID_M
         .index = order->index,
         .wall_ms_max = order->wall_ms_max,
         .turns_max = order->turns_max,
+        .tools = order->tools,
     };
     if (machine->closing || !machine->rollouts)
         return err_set(err, ERR_CANCELLED, "the server is stopping");

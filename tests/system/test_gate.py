@@ -244,3 +244,28 @@ def test_agents_see_nothing_of_the_gate(server):
     if "curl" in shown:
         for path in paths:
             assert f"{path} 404" in shown, shown
+
+
+def test_tools_of_a_rollout_run_at_the_trainer(server):
+    """The agent calls a tool over its inlet; the trainer runs it. Names that steer an environment cannot be had."""
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    ask = ("python3 -c 'import urllib.request as u; print(u.urlopen(u.Request(\"http://127.0.0.1:13131/v1/tools/look_up\", "
+           "b\"{\\\"word\\\": \\\"yes\\\"}\")).read().decode())' > /app/answer")
+
+    def policy(call):
+        if call["kind"] == "tool":
+            assert call["name"] == "look_up" and call["arguments"] == {"word": "yes"}
+            return {"result": {"meaning": "yes indeed"}}
+        if turns(call) == 0:
+            return {"content": "", "tool_calls": [bash_call(ask)], **TOKENS}
+        return {"content": "done", **TOKENS}
+
+    trainer = Trainer(server.control, policy)
+    rollout = server.submit(tools=[tool])
+    check(server, rollout)
+    trainer.stop()
+    assert [call["kind"] for call in trainer.calls] == ["model", "tool", "model"]
+    for name in ("reset", "step", "state", "close", "no blanks"):
+        status, body = server.control.ask("POST", "/v1/rollouts", {"agent": "mini", "task": TASK, "mode": "gate",
+                                                                    "tools": [{"name": name}]})
+        assert status == 400 and name in body["error"]["message"], body
