@@ -44,6 +44,7 @@ struct model_options {
     uint32_t queue_max;    /* 0: 4096: calls that wait for one of the two above */
     const char *engine;    /* "vllm", "sglang", "openai"; NULL or "auto": vLLM's spellings, which
                               others ignore: how proxy mode asks for tokens */
+    const char *home;      /* where replay:ROLLOUT finds rollouts; NULL: by folder only */
     bool thinking_off;     /* proxy mode asks the engine's template not to think */
 };
 
@@ -108,6 +109,7 @@ enum gateway_cause {
     GATEWAY_UPSTREAM, /* the model server failed and retrying did not help */
     GATEWAY_SCRIPT,   /* the script has no answer or is wrong */
     GATEWAY_STORE,    /* the journal failed */
+    GATEWAY_REPLAY,   /* a call was not as in the record that is replayed; says which and where */
 };
 const char *gateway_cause_name(enum gateway_cause cause); /* "limit", "upstream", ...; "none" */
 

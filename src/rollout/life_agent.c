@@ -351,6 +351,7 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
         return TRACE_FATE_LIMIT;
     case GATEWAY_UPSTREAM:
     case GATEWAY_SCRIPT:
+    case GATEWAY_REPLAY:
         if (!bad_end && stats->answered)
             break;
         *why = stats->error;
