@@ -282,6 +282,10 @@ void json_splice(struct json object, const struct json_edit *edits, size_t count
         buf_str_append(out, raw);
         return;
     }
+    size_t room = raw.size;
+    for (size_t i = 0; i < count; i++)
+        room += edits[i].value.data ? edits[i].value.size + strlen(edits[i].key) + 4 : 0;
+    (void)buf_reserve(out, room);
     const char *at = raw.data + 1; /* end of what was looked at so far */
     buf_byte(out, '{');
     bool any = false;
