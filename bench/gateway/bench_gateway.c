@@ -2,12 +2,13 @@
  * object.
  *
  *     bench_gateway --url URL --agents N [--ms MS] [--warm-ms MS] [--body BYTES] [--grow BYTES]
- *                   [--calls N] [--stream] [--trainer URL [--token FILE] [--takers N]]
+ *                   [--turns N] [--calls N] [--stream] [--trainer URL [--token FILE] [--takers N]]
  *     bench_gateway --url URL --agents N --hold
  *
  * Each agent posts a chat completion of about BYTES and, when the answer is complete, the next one.
  * With --grow the conversation continues: the next request is the last one and GROW bytes of new
- * messages. Samples ("us") are the whole answers that ended after the warm-up, and with --stream
+ * messages, until it begins anew after N turns. Samples ("us") are the whole answers that ended
+ * after the warm-up, and with --stream
  * ("event_us") how long each event was under way from bench_upstream. The trainer long-polls
  * /v1/gate/take and answers everything at once with 1 KB. With --hold the calls are sent and kept
  * until standard input ends. */
@@ -52,7 +53,7 @@ struct taker {
 
 static struct {
     const char *url, *trainer;
-    size_t agents, body_bytes, grow_bytes, calls_max, takers;
+    size_t agents, body_bytes, grow_bytes, turns, calls_max, takers;
     uint64_t ms, warm_ms;
     bool stream, hold;
 } options = {.agents = 1, .body_bytes = 30000, .ms = 1000, .warm_ms = 200, .takers = 2};
@@ -143,12 +144,14 @@ static struct str next_body(struct agent *agent, struct buf *shared)
 {
     struct buf *body = options.grow_bytes ? &agent->body : shared;
     size_t *open = options.grow_bytes ? &agent->open : &shared_open;
-    if (options.grow_bytes && !*open) {
+    bool anew = !*open || (options.turns && agent->calls % options.turns == 0);
+    if (options.grow_bytes && anew) {
+        buf_clear(body);
         buf_str_append(body, str_upto(buf_str(shared), shared_open));
         *open = body->size;
     }
     body->size = *open;
-    if (options.grow_bytes && agent->calls)
+    if (options.grow_bytes && !anew)
         append_turn(body, options.grow_bytes);
     *open = body->size;
     buf_format(body, ",{\"role\":\"user\",\"content\":\"Go on: %llu.\"}]}",
@@ -436,11 +439,11 @@ static const char *read_token(const char *path)
 static const char *read_options(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"url", 1, NULL, 'u'},   {"agents", 1, NULL, 'n'},  {"ms", 1, NULL, 't'},
-        {"body", 1, NULL, 'b'},  {"grow", 1, NULL, 'g'},    {"stream", 0, NULL, 's'},
-        {"hold", 0, NULL, 'h'},  {"trainer", 1, NULL, 'T'}, {"token", 1, NULL, 'k'},
-        {"calls", 1, NULL, 'c'}, {"takers", 1, NULL, 'w'},  {"warm-ms", 1, NULL, 'm'},
-        {NULL, 0, NULL, 0},
+        {"url", 1, NULL, 'u'},     {"agents", 1, NULL, 'n'},  {"ms", 1, NULL, 't'},
+        {"body", 1, NULL, 'b'},    {"grow", 1, NULL, 'g'},    {"stream", 0, NULL, 's'},
+        {"hold", 0, NULL, 'h'},    {"trainer", 1, NULL, 'T'}, {"token", 1, NULL, 'k'},
+        {"calls", 1, NULL, 'c'},   {"turns", 1, NULL, 'r'},   {"takers", 1, NULL, 'w'},
+        {"warm-ms", 1, NULL, 'm'}, {NULL, 0, NULL, 0},
     };
     const char *token_file = NULL;
     int option;
@@ -463,6 +466,9 @@ static const char *read_options(int argc, char **argv)
             break;
         case 'g':
             options.grow_bytes = strtoull(optarg, NULL, 10);
+            break;
+        case 'r':
+            options.turns = strtoull(optarg, NULL, 10);
             break;
         case 'c':
             options.calls_max = strtoull(optarg, NULL, 10);
