@@ -1,5 +1,7 @@
 /* metrics.c - GET /metrics: numbers in the Prometheus text format, version 0.0.4. */
 #include "api/inner.h"
+#include "base/mem.h"
+#include "gateway/gateway.h"
 #include "store/store.h"
 #include "trace/trace.h"
 
@@ -19,6 +21,71 @@ static void labelled(struct buf *out, const char *name, const char *label, const
                      uint64_t count)
 {
     buf_format(out, "postern_%s{%s=\"%s\"} %llu\n", name, label, value, (unsigned long long)count);
+}
+
+/* What a label may hold: quotes and backslashes are escaped. */
+static void label_text(struct buf *out, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            buf_byte(out, '\\');
+        buf_byte(out, *text == '\n' ? ' ' : *text);
+    }
+}
+
+struct upstream_column {
+    struct buf *out;
+    const char *name;
+    uint64_t (*value)(const struct model_upstream *upstream);
+};
+
+static void upstream_row(void *context, const struct model_upstream *upstream)
+{
+    const struct upstream_column *column = context;
+    buf_format(column->out, "postern_%s{model=\"", column->name);
+    label_text(column->out, upstream->model);
+    buf_str_append(column->out, STR("\",url=\""));
+    label_text(column->out, upstream->url);
+    buf_format(column->out, "\"} %llu\n", (unsigned long long)column->value(upstream));
+}
+
+#define VALUE(member)                                                                              \
+    static uint64_t upstream_##member(const struct model_upstream *upstream)                       \
+    {                                                                                              \
+        return upstream->member;                                                                   \
+    }
+VALUE(requests)
+VALUE(failures)
+VALUE(retries)
+VALUE(ejections)
+VALUE(in_flight)
+VALUE(waiting)
+VALUE(ejected)
+
+static void write_upstreams(struct buf *out)
+{
+    static const struct {
+        const char *name, *type, *help;
+        uint64_t (*value)(const struct model_upstream *upstream);
+    } columns[] = {
+        {"upstream_requests_total", "counter", "Attempts made at a model server.",
+         upstream_requests},
+        {"upstream_failures_total", "counter", "Attempts a model server failed or turned away.",
+         upstream_failures},
+        {"upstream_retries_total", "counter", "Attempts that were not a call's first.",
+         upstream_retries},
+        {"upstream_ejections_total", "counter", "Times a model server was left alone for a while.",
+         upstream_ejections},
+        {"upstream_in_flight", "gauge", "Attempts under way at a model server.",
+         upstream_in_flight},
+        {"upstream_waiting", "gauge", "Calls in line for a model's servers.", upstream_waiting},
+        {"upstream_ejected", "gauge", "1 while a model server is left alone.", upstream_ejected},
+    };
+    for (size_t i = 0; i < COUNT(columns); i++) {
+        struct upstream_column column = {out, columns[i].name, columns[i].value};
+        family(out, columns[i].name, columns[i].type, columns[i].help);
+        model_each_upstream(upstream_row, &column);
+    }
 }
 
 void api_write_metrics(struct api *api, struct buf *out)
@@ -56,6 +123,7 @@ void api_write_metrics(struct api *api, struct buf *out)
     number(out, "sandboxes_created_total", "counter", "Sandboxes made.", now.sandboxes_created);
     number(out, "sandboxes_failed_total", "counter", "Sandboxes that could not be made.",
            now.sandboxes_failed);
+    write_upstreams(out);
     number(out, "journal_records_total", "counter", "Journal records on disk.", store.committed);
     number(out, "journal_commits_total", "counter", "Journal commits.", store.commits);
     number(out, "journal_queued_bytes", "gauge", "Bytes waiting for a commit.", store.queued_bytes);

@@ -60,15 +60,15 @@ static inline void own_model(struct model **model)
     model_unref(*model);
 }
 const char *model_spec(const struct model *model); /* as given */
-/* How a model's servers fare, for metrics; any thread. The model is valid during the callback. */
+/* How model servers fare, for metrics; any thread. One for each pair of model and address, over all
+ * models that were ever opened with it (within reason); texts are valid during the callback. */
 struct model_upstream {
-    const char *url;
+    const char *url, *model;
     uint64_t requests, failures, retries, ejections;
-    uint32_t in_flight, waiting; /* now; waiting: for any of this model's servers */
+    uint32_t in_flight, waiting; /* now; waiting: for any of the model's servers */
     bool ejected;
 };
-void model_each_upstream(void (*each)(void *context, const struct model *model,
-                                      const struct model_upstream *upstream),
+void model_each_upstream(void (*each)(void *context, const struct model_upstream *upstream),
                          void *context);
 const char *model_name(const struct model *model); /* the part after '#', or the script's name */
 

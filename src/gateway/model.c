@@ -20,10 +20,15 @@
 #define RETRY_MS (60 * 1000)
 #define QUEUE_MAX 4096
 #define SERVERS_MAX 64
+#define UPSTREAMS_MAX 1024
 
 /* All models there are, for metrics. */
 static pthread_mutex_t models_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct list models = {&models, &models};
+/* The counts of those that are gone. */
+static struct model_upstream past[256];
+static size_t past_count;
+static void retire(struct model *model);
 
 static uint32_t or_default(uint32_t value, uint32_t fallback)
 {
@@ -206,9 +211,7 @@ void model_unref(struct model *model)
 {
     if (!model || atomic_fetch_sub(&model->references, 1) != 1)
         return;
-    pthread_mutex_lock(&models_lock);
-    list_remove(&model->node);
-    pthread_mutex_unlock(&models_lock);
+    retire(model);
     pool_deinit(&model->pool);
     if (model->key)
         explicit_bzero(model->key, strlen(model->key));
@@ -231,19 +234,75 @@ const char *model_name(const struct model *model)
     return model->name;
 }
 
-void model_each_upstream(void (*each)(void *context, const struct model *model,
-                                      const struct model_upstream *upstream),
-                         void *context)
+/* ---------------------------------------------------------------- metrics */
+
+static void add_up(struct model_upstream *sum, const struct model_upstream *more)
 {
-    pthread_mutex_lock(&models_lock);
-    LIST_EACH (node, &models) {
-        struct model *model = LIST_OF(node, struct model, node);
-        size_t count = atomic_load(&model->ready) ? model->pool.count : 0;
-        for (size_t i = 0; i < count; i++) {
-            struct model_upstream upstream;
-            pool_read(&model->pool, i, &upstream);
-            each(context, model, &upstream);
+    sum->requests += more->requests;
+    sum->failures += more->failures;
+    sum->retries += more->retries;
+    sum->ejections += more->ejections;
+    sum->in_flight += more->in_flight;
+    sum->waiting += more->waiting;
+    sum->ejected |= more->ejected;
+}
+
+/* Under the lock. A pair that finds no place is left out of the list, not the models'. */
+static void merge(struct model_upstream *list, size_t *count, size_t max,
+                  const struct model_upstream *more, bool copy)
+{
+    for (size_t i = 0; i < *count; i++) {
+        if (strcmp(list[i].url, more->url) == 0 && strcmp(list[i].model, more->model) == 0) {
+            add_up(&list[i], more);
+            return;
         }
     }
+    if (*count == max)
+        return;
+    list[*count] = *more;
+    if (copy) {
+        list[*count].url = mem_dup(more->url);
+        list[*count].model = mem_dup(more->model);
+    }
+    ++*count;
+}
+
+static void merge_model(struct model *model, struct model_upstream *list, size_t *count, size_t max,
+                        bool copy)
+{
+    for (size_t i = 0; i < model->pool.count; i++) {
+        struct model_upstream upstream;
+        pool_read(&model->pool, i, &upstream);
+        upstream.model = model->name;
+        merge(list, count, max, &upstream, copy);
+    }
+}
+
+static void retire(struct model *model)
+{
+    pthread_mutex_lock(&models_lock);
+    list_remove(&model->node);
+    if (atomic_load(&model->ready))
+        merge_model(model, past, &past_count, COUNT(past), true);
+    for (size_t i = 0; i < past_count; i++)
+        past[i].ejected = false;
+    pthread_mutex_unlock(&models_lock);
+}
+
+void model_each_upstream(void (*each)(void *context, const struct model_upstream *upstream),
+                         void *context)
+{
+    OWN(mem) struct model_upstream *list = mem_alloc(UPSTREAMS_MAX * sizeof *list);
+    size_t count = 0;
+    pthread_mutex_lock(&models_lock);
+    for (size_t i = 0; i < past_count; i++)
+        merge(list, &count, UPSTREAMS_MAX, &past[i], false);
+    LIST_EACH (node, &models) {
+        struct model *model = LIST_OF(node, struct model, node);
+        if (atomic_load(&model->ready))
+            merge_model(model, list, &count, UPSTREAMS_MAX, false);
+    }
+    for (size_t i = 0; i < count; i++)
+        each(context, &list[i]);
     pthread_mutex_unlock(&models_lock);
 }

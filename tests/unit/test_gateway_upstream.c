@@ -224,10 +224,8 @@ TEST(a_rate_is_kept_by_waiting)
     world_end(&world);
 }
 
-static void note_upstream(void *context, const struct model *model,
-                          const struct model_upstream *upstream)
+static void note_upstream(void *context, const struct model_upstream *upstream)
 {
-    (void)model;
     struct model_upstream *out = context;
     while (out->url)
         out++;
