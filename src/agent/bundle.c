@@ -271,12 +271,12 @@ static void log_tail(const char *path, char *text, size_t size)
 }
 
 /* The child: its own process group, its own folder, nothing on stdin, output to the log. */
-static void become(const char *const *argv, const char *cwd, const char *log, const char *out)
+static void become(const char *const *argv, const char *cwd, const char *log)
 {
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int file = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (setpgid(0, 0) < 0 || chdir(cwd) < 0 || null < 0 || file < 0 || dup2(null, 0) < 0 ||
-        dup2(file, 1) < 0 || dup2(file, 2) < 0 || setenv("OUT", out, 1) < 0)
+        dup2(file, 1) < 0 || dup2(file, 2) < 0)
         _exit(126);
     execvp(argv[0], (char *const *)argv);
     dprintf(2, "%s: %s\n", argv[0], strerror(errno));
@@ -291,7 +291,7 @@ static int run_tool(struct build *build, const char *const *argv, struct err *er
     if (child < 0)
         return err_errno(err, "starting %s", argv[0]);
     if (child == 0)
-        become(argv, build->made, log, build->out);
+        become(argv, build->made, log);
     OWN(fd) int watch = pidfd_open(child, 0);
     uint64_t now = clock_mono_ms();
     struct pollfd poll_fd = {.fd = watch, .events = POLLIN};

@@ -131,6 +131,7 @@ static void emit_by_rule(struct agent_reader *reader, const struct agent_rule *r
                          struct json root, struct json element, struct agent_event event,
                          struct arena *arena)
 {
+    reader->limit_said = reader->limit_said || rule->limit;
     if (rule->kind == AGENT_IGNORED)
         return;
     event.kind = (enum agent_event_kind)rule->kind;

@@ -60,6 +60,8 @@ static enum agent_fate fate_of(const struct agent_run *run, const struct sandbox
 {
     switch (exit->end) {
     case SANDBOX_EXITED:
+        if (run->reader.limit_said)
+            return AGENT_LIMIT;
         if (is_code(run->spec->ok_codes, run->spec->ok_count, exit->code))
             return AGENT_OK;
         if (is_code(run->spec->limit_codes, run->spec->limit_count, exit->code))
