@@ -37,6 +37,7 @@
 #define QUEUE_HIGH (256u << 10)
 #define QUEUE_LOW (64u << 10)
 #define BACKOFF_MS 500
+#define PAUSED_MS 100
 #define BACKOFF_SCRIPT_MS 5
 #define SHOWN_RETRY_S_MAX 60
 
@@ -138,6 +139,8 @@ static void call_free(void *argument)
     dialect_reader_free(call->reader);
     stop_writing(call);
     json_doc_deinit(&call->doc);
+    loop_timer_stop(&call->quiet);
+    arena_deinit(&call->request_arena);
     arena_deinit(&call->arena);
     body_unref(call->body);
     buf_deinit(&call->rewritten);
@@ -268,6 +271,7 @@ static void enter(struct call *call)
     struct gateway_session *session = call->session;
     struct store *store = session->gateway->store;
     loop_timer_stop(&call->retry);
+    request_recall(call);
     if (call->upstream)
         upstream_close(TAKE(call->upstream));
     if (retry_park(call))
@@ -536,6 +540,7 @@ static void on_delta(void *context, const struct trace_delta *delta)
 static void on_head(void *context, const struct upstream_head *head)
 {
     struct call *call = context;
+    request_recall(call);
     call->head = *head;
     call->retry_after_ms = head->retry_after_ms;
     if (head->status / 100 != 2)
@@ -720,6 +725,13 @@ static void attempt(struct call *call)
 {
     static const struct upstream_handlers handlers = {on_head, on_data, on_done};
     struct gateway_session *session = call->session;
+    if (session->mode != GATEWAY_GATE && session->gateway->gate &&
+        gate_paused(session->gateway->gate)) {
+        /* Weights are being changed. Held calls wait at the gate, the others here. */
+        call->state = CALL_WAITING;
+        loop_timer_start(session->gateway->loop, &call->retry, PAUSED_MS, on_retry, call);
+        return;
+    }
     dialect_reader_free(TAKE(call->reader));
     call->reader_over = false;
     stop_writing(call);
@@ -763,8 +775,10 @@ static void attempt(struct call *call)
         .deadline_ms = session->held_ms_max,
         .policy_version = &call->record.policy_version,
     };
-    if (session->mode == GATEWAY_GATE)
+    if (session->mode == GATEWAY_GATE) {
         request.hold = &hold;
+        request_quiet(call);
+    }
     if (gate) {
         call->record.has_policy = true;
         call->record.policy_version = gate_policy(gate);
@@ -904,7 +918,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
     call->session = session;
     call->dialect = dialect;
-    call->arena.bytes_max = ARENA_BYTES_MAX;
+    call->arena.bytes_max = call->request_arena.bytes_max = ARENA_BYTES_MAX;
     list_init(&call->others);
     call->body = body_new(body);
     list_append(&session->calls, &call->node);
@@ -912,8 +926,8 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     if (read < 0)
         err.kind = ERR_INPUT; /* too deep is as wrong as malformed */
     else
-        read =
-            dialect_read_request(&route, json_root(&call->doc), &call->arena, &call->request, &err);
+        read = dialect_read_request(&route, json_root(&call->doc), &call->request_arena,
+                                    &call->request, &err);
     if (read == 0)
         read = choose_api(call, &err);
     if (read < 0) {

@@ -17,6 +17,10 @@ struct body *body_new(struct str bytes)
 {
     struct body *body = mem_zero(sizeof *body);
     atomic_init(&body->references, 1);
+    /* Exactly as large as it is: thousands of them may wait. */
+    size_t size = bytes.size ? bytes.size : 1;
+    body->bytes.start = body->bytes.data = mem_alloc(size);
+    body->bytes.capacity = size;
     buf_str_append(&body->bytes, bytes);
     return body;
 }

@@ -192,6 +192,11 @@ void hold_pause(struct hold *hold);
 void hold_resume(struct hold *hold);
 void hold_close(struct hold *hold);
 
+/* hold_request.c: the request of a call that is held is forgotten after a while, and read again
+ * before anybody looks at it. */
+void request_quiet(struct call *call);
+void request_recall(struct call *call); /* does nothing when it is there */
+
 /* What the gate keeps of a call; written and freed on its loop. */
 void *hold_object_new(struct body *body, const struct dialect *dialect,
                       const struct trace_request *request);
@@ -393,6 +398,9 @@ struct call {
     struct arena arena;
     struct body *body;
     struct json_doc doc; /* until the call is admitted */
+    struct arena request_arena;
+    struct loop_timer quiet;
+    bool request_away; /* forgotten: hold_request.c */
     struct trace_request request;
     struct trace_answer answer;
     struct trace_call record;

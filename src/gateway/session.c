@@ -105,6 +105,7 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
 {
     const struct gateway_limits *limits = &session->limits;
     struct gateway_stats *stats = &session->stats;
+    request_recall(call);
     const struct trace_request *request = &call->request;
     bool side = request->tool_count == 0 && session->tools_seen;
     *status = 400;

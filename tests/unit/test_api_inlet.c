@@ -81,6 +81,7 @@ static int world_open(struct world *world, const char *home, struct err *err)
         .calls_path = calls_path,
         .keepalive_ms = keepalive_ms,
         .headers_after_ms = keepalive_ms,
+        .limits = {.calls_max = 1u << 20, .in_flight_max = 20000, .connections_max = 20000},
     };
     world->session = gateway_open(world->gateway, &session, err);
     if (!world->session)

@@ -460,3 +460,95 @@ TEST(without_a_gate_the_mode_is_refused_and_a_gate_answers_in_no_other)
     EXPECT_INT(err.kind, ERR_INPUT);
     world_end(&world);
 }
+
+/* Many calls wait: what was read of their requests is forgotten meanwhile, and read again for the
+ * answer and the record. */
+TEST_WITHIN(calls_in_a_crowd_are_answered_and_recorded_in_full, 60)
+{
+    enum { CROWD = 100 };
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world,
+               (struct gateway_session_options){
+                   .limits = {.in_flight_max = CROWD, .connections_max = CROWD + 1}});
+    struct reply replies[CROWD];
+    OWN(buf) struct buf body = {0};
+    for (int i = 0; i < CROWD; i++) {
+        buf_clear(&body);
+        buf_format(&body,
+                   "{\"model\":\"any\",\"max_tokens\":9,\"messages\":[{\"role\":\"user\","
+                   "\"content\":\"question\\n%d\"}],\"tools\":[{\"name\":\"look\",\"input_schema\":"
+                   "{\"type\":\"object\"}}]}",
+                   i);
+        agent_ask_at(&world, &replies[i], "/v1/messages", buf_str(&body));
+    }
+    struct gate_counts counts = {0};
+    PUMP_UNTIL(&world, (gate_counts(trainer.gate, &counts), counts.held == CROWD));
+    for (int i = 0; i < 5; i++)
+        loop_once(world.loop, 1);
+    for (int i = 0; i < CROWD; i++) {
+        struct err err = {0};
+        take(&trainer);
+        EXPECT_INT(give(&trainer, "{\"content\":\"\",\"tool_calls\":[{\"name\":\"look\"}]}", &err),
+                   0);
+    }
+    for (int i = 0; i < CROWD; i++) {
+        reply_wait(&replies[i]);
+        EXPECT_INT(replies[i].status, 200);
+        EXPECT(reply_has(&replies[i], "\"tool_use\""));
+        buf_deinit(&replies[i].body);
+    }
+    OWN(buf) struct buf text = {0};
+    EXPECT_INT(file_read(world.calls_path, 64 << 20, &text, NULL), 0);
+    for (int i = 0; i < CROWD; i++) {
+        char part[32];
+        snprintf(part, sizeof part, "\"question\\n%d\"", i);
+        EXPECT(str_find(buf_str(&text), str_of(part)) > 0);
+    }
+    EXPECT_INT(gateway_session_stats(world.session)->turns, CROWD);
+    gate_world_end(&trainer);
+}
+
+static void answer_now(struct world *world, struct http_exchange *exchange)
+{
+    (void)world;
+    http_respond_json(exchange, 200,
+                      STR("{\"choices\":[{\"message\":{\"content\":\"hi\"},\"finish_reason\":"
+                          "\"stop\"}]}"));
+}
+
+/* Weights are being changed: calls to a model server wait, too, and carry the new version. */
+TEST(pausing_holds_calls_in_every_mode)
+{
+    struct world world = {.upstream_answer = answer_now};
+    struct err err = {0};
+    world_start(&world);
+    gateway_free(world.gateway);
+    struct gate *gate = gate_new(world.loop, NULL);
+    struct gateway_options options = {.store = world.store, .gate = gate};
+    world.gateway = gateway_new(world.loop, &options, &err);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){.mode = "proxy"});
+    gate_set_policy(gate, 1);
+    gate_pause(gate, true);
+    struct reply reply;
+    agent_ask(&world, &reply, ASK);
+    PUMP_UNTIL(&world, world.begun == 1);
+    for (int i = 0; i < 20; i++)
+        loop_once(world.loop, 5);
+    EXPECT_INT(world.upstream_calls, 0);
+    gate_set_policy(gate, 2);
+    gate_pause(gate, false);
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 200);
+    EXPECT_INT(world.upstream_calls, 1);
+    OWN(json_doc) struct json_doc record = {0};
+    OWN(buf) struct buf text = {0};
+    last_record(&world, &record, &text);
+    EXPECT_INT(json_int_or(json_get(json_root(&record), "policy_version"), -1), 2);
+    EXPECT_INT(json_int_or(json_get(json_root(&record), "attempts"), -1), 1);
+    buf_deinit(&reply.body);
+    world_close_session(&world, 0);
+    gate_free(gate);
+    world_end(&world);
+}

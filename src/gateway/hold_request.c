@@ -1,0 +1,55 @@
+/* hold_request.c - what a call that waits long at the gate costs: its body, and little more.
+ *
+ * A request that was read is as large as its body again: decoded texts, tables of messages. While
+ * nobody needs it, it is forgotten; the body says it all, and is read again when the answer comes.
+ * Calls that are answered soon never pay for that. */
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/inner.h"
+
+#define QUIET_MS 1000
+#define CROWD 64 /* more calls than this on a lane: memory matters more than reading once more */
+#define DEPTH_MAX 64
+#define NODES_MAX (4u << 20)
+
+static void on_quiet(struct loop_timer *timer)
+{
+    struct call *call = timer->context;
+    if (call->state != CALL_UPSTREAM || call->reader || call->request_away)
+        return;
+    struct trace_request *request = &call->request;
+    request->model = arena_str(&call->arena, request->model);
+    request->messages = NULL;
+    request->message_count = 0;
+    request->tools = NULL;
+    request->tool_count = 0;
+    request->tool_choice = STR_NONE;
+    request->sampling = (struct trace_sampling){0};
+    arena_deinit(&call->request_arena);
+    call->request_away = true;
+}
+
+void request_quiet(struct call *call)
+{
+    struct gateway *gateway = call->session->gateway;
+    bool crowded = atomic_load(&gateway->in_flight) > CROWD;
+    loop_timer_start(gateway->loop, &call->quiet, crowded ? 0 : QUIET_MS, on_quiet, call);
+}
+
+void request_recall(struct call *call)
+{
+    loop_timer_stop(&call->quiet);
+    if (!call->request_away)
+        return;
+    call->request_away = false;
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
+    struct dialect_route route = {DIALECT_ROUTE_CALL, call->dialect, call->request.model,
+                                  call->request.stream};
+    struct err err = {0};
+    if (json_read(&doc, buf_str(&call->body->bytes), &limits, &err) < 0 ||
+        dialect_read_request(&route, json_root(&doc), &call->request_arena, &call->request, &err) <
+            0)
+        LOG_ERROR("gateway", call->record.id, "a body that was read cannot be read again: %s",
+                  err.text);
+}
