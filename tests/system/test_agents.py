@@ -42,7 +42,7 @@ AGENTS = {agent.name: agent for agent in (
     # It tries its registry in the background; there is no switch against that.
     Agent("opencode", lambda c: ("bash", {"command": c, "description": "a command"}),
           ("edit", {"filePath": "/app/greeting.txt", "oldString": "hello", "newString": "goodbye"}),
-          read=("read", {"filePath": "/app/greeting.txt"}), hosts=["registry.npmjs.org"]),
+          read=("read", {"filePath": "/app/greeting.txt"}), hosts=["registry."]),
 )}
 every_agent = pytest.mark.parametrize("name", list(AGENTS))
 
@@ -139,7 +139,8 @@ def test_an_agent_edits_files_with_its_own_tools(agents_postern, installed, tmp,
     assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
     assert result["agent_exit"] == {"end": "exited", "code": 0}
     assert result["final_text"] == "All is done."
-    assert set(result["hosts"]) <= agent.hosts, result["hosts"]
+    # Names are given by their beginning.
+    assert all(any(host.startswith(known) for known in agent.hosts) for host in result["hosts"]), result["hosts"]
 
     recorded, events = records(postern, result)
     main = [call for call in recorded if not call["side"]]
