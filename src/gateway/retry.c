@@ -25,7 +25,7 @@
 #include "base/mem.h"
 #include "gateway/inner.h"
 
-#define MEMORIES_MAX 16
+#define MEMORIES_MAX 64
 #define MEMORY_BYTES_MAX ((size_t)4 << 20)    /* all of a session's, but for the newest */
 #define MEMORY_LARGEST_MAX ((size_t)16 << 20) /* a larger answer is not remembered */
 #define MEMORY_MS_MAX (10ull * 60 * 1000)
@@ -73,19 +73,31 @@ static void forget(struct retries *retries, struct retry *retry)
     retry_unref(retry);
 }
 
-/* Calls in flight are bounded by the session's limit and stay. */
+static bool crowded(const struct retries *retries)
+{
+    return retries->bytes > MEMORY_BYTES_MAX || retries->count > MEMORIES_MAX;
+}
+
+/* Calls in flight are bounded by the session's limit and stay. Answers that were taken go first;
+ * the newest stays. */
 static void make_room(struct gateway_session *session)
 {
     struct retries *retries = &session->retries;
     uint64_t now = loop_now_ms(session->gateway->loop);
     LIST_EACH (node, &retries->order) {
         struct retry *retry = LIST_OF(node, struct retry, node);
-        bool newest = node->next == &retries->order;
-        bool old = !retry->call && now - retry->done_ms > MEMORY_MS_MAX;
-        bool large = retry->body.size > MEMORY_LARGEST_MAX;
-        bool crowded = retries->bytes > MEMORY_BYTES_MAX || retries->count > MEMORIES_MAX;
-        if (!retry->call && (old || large || (crowded && !newest)))
+        bool old = now - retry->done_ms > MEMORY_MS_MAX;
+        if (!retry->call && (old || retry->body.size > MEMORY_LARGEST_MAX))
             forget(retries, retry);
+    }
+    for (int round = 0; round < 2; round++) {
+        LIST_EACH (node, &retries->order) {
+            struct retry *retry = LIST_OF(node, struct retry, node);
+            if (!crowded(retries))
+                return;
+            if (!retry->call && (retry->taken || round) && node->next != &retries->order)
+                forget(retries, retry);
+        }
     }
 }
 

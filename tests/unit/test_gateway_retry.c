@@ -209,7 +209,7 @@ TEST(old_answers_are_forgotten_when_there_are_many)
     struct world world = {.upstream_answer = answer_numbered};
     start(&world, (struct gateway_session_options){0});
     struct reply reply;
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 80; i++) {
         OWN(mem)
         char *body = mem_format(
             "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"q%d\"}]}", i);
@@ -218,14 +218,14 @@ TEST(old_answers_are_forgotten_when_there_are_many)
         buf_deinit(&reply.body);
     }
     ask_again(&world, &reply,
-              "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"q39\"}]}");
+              "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"q79\"}]}");
     reply_wait(&reply);
-    EXPECT_INT(world.upstream_calls, 40);
+    EXPECT_INT(world.upstream_calls, 80);
     buf_deinit(&reply.body);
     ask_again(&world, &reply,
               "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"q0\"}]}");
     reply_wait(&reply);
-    EXPECT_INT(world.upstream_calls, 41);
+    EXPECT_INT(world.upstream_calls, 81);
     buf_deinit(&reply.body);
     world_end(&world);
 }
