@@ -114,6 +114,14 @@ TEST(the_specs_that_come_with_postern_read)
     EXPECT_TEXT(err.text, "");
     EXPECT(generic != NULL);
     agent_spec_unref(generic);
+    static const char *const bundled[] = {"codex", "claude-code", "pi", "opencode"};
+    for (size_t i = 0; i < COUNT(bundled); i++) {
+        struct agent_spec *spec = agent_spec_load(bundled[i], &dirs, &err);
+        EXPECT_TEXT(err.text, "");
+        EXPECT_TEXT(agent_spec_name(spec), bundled[i]);
+        EXPECT(agent_spec_has_bundle(spec));
+        agent_spec_unref(spec);
+    }
     /* mini is fine too, but for its program, which is not in that directory. */
     EXPECT(agent_spec_load("mini", &dirs, &err) == NULL);
     EXPECT(strstr(err.text, "'postern-mini' is not beside the program") != NULL);
