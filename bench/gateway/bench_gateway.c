@@ -29,7 +29,7 @@
 #include "loop/loop.h"
 
 #define SAMPLES_MAX (4u << 20)
-#define TAIL_MS_MAX 6000 /* for what is under way at the end */
+#define TAIL_MS_MAX 3000 /* for what is under way at the end */
 #define TAKE_CALLS 64
 
 struct samples {
