@@ -1,6 +1,7 @@
 /* metrics.c - GET /metrics: numbers in the Prometheus text format, version 0.0.4. */
 #include "api/inner.h"
 #include "base/mem.h"
+#include "gateway/gate.h"
 #include "gateway/gateway.h"
 #include "store/store.h"
 #include "trace/trace.h"
@@ -124,6 +125,24 @@ void api_write_metrics(struct api *api, struct buf *out)
     number(out, "sandboxes_failed_total", "counter", "Sandboxes that could not be made.",
            now.sandboxes_failed);
     write_upstreams(out);
+    if (api->gate) {
+        struct gate_counts gate;
+        gate_counts(api->gate, &gate);
+        family(out, "gate_calls", "gauge", "Calls at the gate.");
+        labelled(out, "gate_calls", "state", "held", gate.held);
+        labelled(out, "gate_calls", "state", "leased", gate.leased);
+        labelled(out, "gate_calls", "state", "streaming", gate.streaming);
+        family(out, "gate_calls_total", "counter", "What became of calls at the gate.");
+        labelled(out, "gate_calls_total", "what", "taken", gate.taken);
+        labelled(out, "gate_calls_total", "what", "answered", gate.answered);
+        labelled(out, "gate_calls_total", "what", "failed", gate.failed);
+        labelled(out, "gate_calls_total", "what", "redelivered", gate.redelivered);
+        labelled(out, "gate_calls_total", "what", "withdrawn", gate.withdrawn);
+        labelled(out, "gate_calls_total", "what", "late", gate.late);
+        number(out, "gate_paused", "gauge", "1 while calls are held back.", gate_paused(api->gate));
+        number(out, "policy_version", "gauge", "Version of the weights.",
+               (uint64_t)gate_policy(api->gate));
+    }
     number(out, "journal_records_total", "counter", "Journal records on disk.", store.committed);
     number(out, "journal_commits_total", "counter", "Journal commits.", store.commits);
     number(out, "journal_queued_bytes", "gauge", "Bytes waiting for a commit.", store.queued_bytes);

@@ -119,6 +119,8 @@ static int find_choice(struct parts *parts, struct err *err)
     parts->choice = json_at(choices, 0);
     if (json_type(parts->choice) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "'choices[0]' is not an object");
+    struct json index = json_get(parts->choice, "index");
+    parts->plain &= !json_exists(index) || json_int_or(index, -1) == 0; /* else made anew as 0 */
     const char *name = parts->whole ? "message" : "delta";
     parts->message = json_get(parts->choice, name);
     bool text = json_type(json_get(parts->choice, "text")) == JSON_STRING;
@@ -168,6 +170,8 @@ static int find_message(struct parts *parts, struct err *err)
         parts->finish = json_get(parts->finish, "type");
     if (!is_nothing(parts->finish) && json_type(parts->finish) != JSON_STRING)
         return err_set(err, ERR_INPUT, "'finish_reason' is not a string");
+    if (json_is(parts->finish, ""))
+        parts->finish = (struct json){0};
     if (parts->whole && is_nothing(parts->finish))
         parts->plain = false;
     return check_message(parts, err);

@@ -245,6 +245,8 @@ TEST(a_call_is_taken_and_answered_over_http)
     EXPECT_INT(ask(&world, &reply, "/v1/gate/calls/c-1/answer", "{\"content\":\"hi\"}"), 404);
     EXPECT_INT(ask(&world, &reply, "/v1/gate", NULL), 200);
     EXPECT(has(&reply, "\"answered\":1"));
+    EXPECT_INT(ask(&world, &reply, "/metrics", NULL), 200);
+    EXPECT(has(&reply, "postern_gate_calls_total{what=\"answered\"} 1\n"));
     buf_deinit(&reply.body);
     held_end(&held);
     world_end(&world);

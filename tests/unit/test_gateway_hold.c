@@ -317,6 +317,8 @@ TEST(tokens_are_taken_in_every_spelling)
         "\"prompt_token_ids\":[1,2]}",
         "{\"message\":{\"content\":\"x\"},\"token_ids\":[5,6],\"logprobs\":[-0.5,-0.25],"
         "\"prompt_ids\":[1,2]}",
+        "{\"choices\":[{\"index\":3,\"message\":{\"content\":\"x\"},\"finish_reason\":\"\","
+        "\"token_ids\":[5,6],\"completion_logprobs\":[-0.5,-0.25]}],\"prompt_token_ids\":[1,2]}",
         "{\"choices\":[{\"text\":\"x\",\"finish_reason\":\"stop\",\"token_ids\":[5,6],\"logprobs\":"
         "{\"token_logprobs\":[-0.5,-0.25]}}],\"prompt_token_ids\":[1,2]}",
     };
