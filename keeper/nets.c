@@ -3,9 +3,12 @@
  * The keeper needs no network itself (unix sockets with paths do not care), so it simply stays in
  * whichever namespace it entered last; a sandbox's first process is born there.
  *
- * A namespace in which a sandbox lived is never used again: sockets in TIME_WAIT would keep ports
- * from the next one for a minute, and its counters would tell what the last one did. They are made
- * ahead, in idle moments, instead. Only one that nobody entered goes back to the shelf. */
+ * A namespace that a sandbox used is never used again: sockets in TIME_WAIT would keep ports from
+ * the next one for a minute, and its counters would tell what the last one did. Many sandboxes use
+ * none at all, though, and namespaces are dear. So what is left of one is compared with a new one,
+ * counter by counter: every packet, every address without a route, every name of a socket shows. As
+ * new, it goes back to the shelf; otherwise it is dropped, and others are made ahead in idle
+ * moments. */
 #include "nets.h"
 
 #include <arpa/inet.h>
@@ -14,6 +17,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -31,6 +35,8 @@
 void nets_init(struct nets *nets)
 {
     list_init(&nets->idle);
+    nets->idle_count = 0;
+    nets->new_past_size = 0;
 }
 
 void net_free(struct net *net)
@@ -93,7 +99,43 @@ static int open_sockets(struct net *net, struct err *err)
     return 0;
 }
 
-static struct net *net_make(struct err *err)
+/* What the namespace we are in tells about its past: interfaces and all protocols' counters. */
+static size_t read_past(char text[NETS_PAST_MAX])
+{
+    static const char *const names[] = {"dev", "snmp", "snmp6"};
+    size_t used = 0;
+    for (size_t i = 0; i < COUNT(names); i++) {
+        char path[32];
+        snprintf(path, sizeof path, "/proc/self/net/%s", names[i]);
+        OWN(fd) int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file < 0)
+            continue; /* no IPv6 in this kernel */
+        ssize_t got = fd_read_all(file, text + used, NETS_PAST_MAX - used);
+        if (got < 0 || used + (size_t)got == NETS_PAST_MAX)
+            return 0;
+        used += (size_t)got;
+    }
+    return used;
+}
+
+/* Abstract names: their sockets could wait in one another's queues for the kernel's garbage
+ * collection. Ours have none. */
+static bool has_names(void)
+{
+    char text[4096];
+    OWN(fd) int file = open("/proc/self/net/unix", O_RDONLY | O_CLOEXEC);
+    ssize_t got = file < 0 ? -1 : fd_read_all(file, text, sizeof text);
+    return got < 0 || got == sizeof text || memchr(text, '@', (size_t)got);
+}
+
+static bool is_as_new(const struct nets *nets)
+{
+    static char past[NETS_PAST_MAX];
+    return nets->new_past_size && read_past(past) == nets->new_past_size &&
+           memcmp(past, nets->new_past, nets->new_past_size) == 0 && !has_names();
+}
+
+static struct net *net_make(struct nets *nets, struct err *err)
 {
     if (unshare(CLONE_NEWNET) < 0) {
         if (errno == ENOSPC)
@@ -116,6 +158,8 @@ static struct net *net_make(struct err *err)
         net_free(net);
         return NULL;
     }
+    if (!nets->new_past_size)
+        nets->new_past_size = read_past(nets->new_past);
     return net;
 }
 
@@ -129,14 +173,14 @@ struct net *net_take(struct nets *nets, struct err *err)
             return net;
         net_free(net);
     }
-    return net_make(err);
+    return net_make(nets, err);
 }
 
 void net_give(struct nets *nets, struct net *net)
 {
-    fd_close(&net->inlet);
+    fd_close(&net->inlet); /* others may hold copies: the next one has sockets of its own */
     fd_close(&net->resolver);
-    if (nets->idle_count >= IDLE_MAX || setns(net->space, CLONE_NEWNET) < 0 ||
+    if (nets->idle_count >= IDLE_MAX || setns(net->space, CLONE_NEWNET) < 0 || !is_as_new(nets) ||
         open_sockets(net, NULL) < 0) {
         net_free(net);
         return;
@@ -149,7 +193,7 @@ bool nets_refill(struct nets *nets, unsigned want)
 {
     if (nets->idle_count >= want)
         return false;
-    struct net *net = net_make(NULL);
+    struct net *net = net_make(nets, NULL);
     if (!net)
         return false;
     list_append(&nets->idle, &net->node);

@@ -147,7 +147,7 @@ static void release(struct keeper *keeper, struct sandbox *sandbox)
         sandbox->leaf = NULL;
     }
     if (sandbox->net)
-        net_free(sandbox->net);
+        net_give(&keeper->nets, sandbox->net);
     sandbox->net = NULL;
     ids_give(&keeper->ids, sandbox->slot);
     sandbox->slot = -1;
@@ -399,7 +399,7 @@ static struct sandbox *hatch(struct keeper *keeper, const struct cgroup_limits *
         if (sandbox->leaf)
             cgroup_leaf_give(&keeper->cgroups, sandbox->leaf);
         if (sandbox->net)
-            net_free(sandbox->net);
+            net_give(&keeper->nets, sandbox->net);
         ids_give(&keeper->ids, sandbox->slot);
         sandbox_free(keeper, sandbox);
         return NULL;
