@@ -106,6 +106,7 @@ struct result_extra {
     struct str gateway;      /* raw JSON; STR_NONE: none */
     const char *verify_user; /* NULL: not verified */
     const char *verify_note; /* why not fresh; NULL: nothing to say */
+    const char *divergence;  /* of a replay from its record; NULL: none */
     struct str artifacts;    /* raw JSON array; STR_NONE: none */
     bool logs_cut;
 };

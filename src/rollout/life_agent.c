@@ -313,6 +313,8 @@ static void note_session(struct life *life)
     life->result.turns = stats->turns;
     life->result.usage = stats->usage;
     life->stats = *stats;
+    if (stats->cause == GATEWAY_REPLAY)
+        life->extra.divergence = life->stats.error.text;
     gateway_session_report(life->session, &writer);
     life->extra.gateway = arena_str(&life->arena, buf_str(&text));
     buf_clear(&text);

@@ -56,7 +56,8 @@ void result_write(const struct trace_result *result, const struct result_extra *
     json_begin_object(&writer);
     json_set_text(&writer, "id", plan->id);
     json_set_text(&writer, "class", trace_fate_name(result->fate));
-    json_set_text(&writer, "cause", result->fate != TRACE_FATE_OK ? result->error.data : NULL);
+    json_set_text(&writer, "cause",
+                  result->fate != TRACE_FATE_OK ? result->error.data : extra->divergence);
     json_set_text(&writer, "run", plan->run[0] ? plan->run : NULL);
     json_set_int(&writer, "index", plan->index);
 

@@ -117,6 +117,20 @@ def test_a_model_that_fails_is_an_upstream_failure_without_reward(postern, tmp):
         assert reward_of(results[0]) is None
 
 
+def test_a_replayed_rollout_takes_its_answers_from_the_record_and_says_where_it_parts(postern, tmp):
+    model = script(tmp / "m.toml", bash("echo hello > out.txt; cat out.txt"), "done")
+    first = task(tmp / "t.json", instruction="write hello", verify=["grep hello out.txt"])
+    _, results = run(postern, first, model)
+    old = results[0]["id"]
+    done, results = run(postern, first, f"replay:{old}")
+    assert (done.code, results[0]["reward"], results[0]["cause"], results[0]["calls"]) == (0, 1, None, 2)
+    other = task(tmp / "u.json", instruction="write HELLO", verify=["grep hello out.txt"])
+    _, results = run(postern, other, f"replay:{old}")
+    assert results[0]["class"] == "ok" and results[0]["reward"] == 1
+    assert results[0]["cause"].startswith("call 1 differs from the record's call 1 in message 2")
+    assert "write HELLO" in results[0]["cause"] and "write hello" in results[0]["cause"]
+
+
 def test_a_root_that_is_missing_is_an_infrastructure_failure_without_reward(postern, tmp):
     task_ = task(tmp / "t.json", image="dir:/does/not/exist", verify=["true"])
     done, results = run(postern, task_, script(tmp / "m.toml", "Done."))
