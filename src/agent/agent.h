@@ -105,6 +105,7 @@ struct agent_end {
     char text[200]; /* one sentence: why it is this fate */
 };
 struct agent_start {
+    struct loop *loop; /* the sandbox's */
     const char *instruction;
     const char *system; /* NULL: none */
     const char *model;  /* the name the agent should ask for */

@@ -104,7 +104,7 @@ static void note(struct agent_reader *reader, const struct agent_event *event)
     }
 }
 
-static void emit(struct agent_reader *reader, const struct agent_event *event)
+void agent_reader_emit(struct agent_reader *reader, const struct agent_event *event)
 {
     reader->events++;
     note(reader, event);
@@ -140,7 +140,7 @@ static void emit_by_rule(struct agent_reader *reader, const struct agent_rule *r
         event.name = words_of(find(root, element, rule->name), arena);
     if (rule->id)
         event.id = words_of(find(root, element, rule->id), arena);
-    emit(reader, &event);
+    agent_reader_emit(reader, &event);
 }
 
 /* Each element by the first rule about this array that fits it. */
@@ -191,6 +191,10 @@ static void read_line(struct agent_reader *reader, struct str line)
 {
     const struct agent_spec *spec = reader->spec;
     struct agent_event event = {.kind = AGENT_OTHER, .raw = line};
+    if (reader->acp) {
+        agent_acp_line(reader->acp, line);
+        return;
+    }
     if (!line.size)
         return;
     OWN(json_doc) struct json_doc doc = {0};
@@ -208,7 +212,7 @@ static void read_line(struct agent_reader *reader, struct str line)
             }
         event.text = find_text(spec->text_keys, root, root, &arena);
     }
-    emit(reader, &event);
+    agent_reader_emit(reader, &event);
 }
 
 /* Text output has one kind of event: something was said. Its tail is what counts as last words. */

@@ -11,8 +11,8 @@
 #define AGENT_FILE_BYTES_MAX (256u << 20)
 #define AGENT_FINAL_TEXT_MAX (64u << 10)
 
-enum agent_input { AGENT_INPUT_FILE, AGENT_INPUT_STDIN, AGENT_INPUT_ARGUMENT };
-enum agent_format { AGENT_FORMAT_TEXT, AGENT_FORMAT_JSONL };
+enum agent_input { AGENT_INPUT_FILE, AGENT_INPUT_STDIN, AGENT_INPUT_ARGUMENT, AGENT_INPUT_ACP };
+enum agent_format { AGENT_FORMAT_TEXT, AGENT_FORMAT_JSONL, AGENT_FORMAT_ACP };
 
 enum agent_text { AGENT_TEXT_PLAIN, AGENT_TEXT_JSON, AGENT_TEXT_TOML };
 
@@ -96,6 +96,7 @@ struct agent_spec {
     bool system_prepended; /* the agent has no place for a system prompt */
     const char *instruction_file, *system_file;
     uint32_t timeout_ms, grace_ms;
+    bool interrupted; /* stopping begins with an interrupt, one grace before TERM */
 
     enum agent_format format;
     const char *type_key;
@@ -171,9 +172,27 @@ struct agent_reader {
     unsigned kinds_seen;
     void (*on_event)(void *context, const struct agent_event *event);
     void *context;
+    struct agent_acp *acp; /* lines go there; NULL: to the spec's rules */
 };
 void agent_reader_feed(struct agent_reader *reader, struct str data);
 void agent_reader_end(struct agent_reader *reader); /* a last line without its newline */
+void agent_reader_emit(struct agent_reader *reader, const struct agent_event *event);
 void agent_reader_deinit(struct agent_reader *reader);
+
+/* --- ACP: a conversation over stdin and stdout instead of lines that are only read */
+struct agent_acp {
+    const char *cwd, *instruction;
+    struct agent_reader *reader;
+    void (*on_send)(void *context, struct str line);
+    void (*on_over)(void *context); /* the prompt was answered; once */
+    void *context;
+    char session[256], message[128]; /* ids */
+    struct buf said;                 /* pieces of the message that is being said */
+    bool thinking, over;
+    enum agent_fate fate; /* when over */
+};
+void agent_acp_begin(struct agent_acp *acp);
+void agent_acp_line(struct agent_acp *acp, struct str line);
+void agent_acp_deinit(struct agent_acp *acp);
 
 #endif

@@ -7,11 +7,13 @@
  * nothing polls. The only "key" inside is a dummy: calls are known by the socket they come from. */
 #include "agent/agent.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "agent/internal.h"
 #include "base/mem.h"
+#include "loop/loop.h"
 
 struct agent_run {
     struct agent_spec *spec;
@@ -20,6 +22,9 @@ struct agent_run {
     struct agent_handlers handlers;
     void *context;
     struct agent_reader reader;
+    struct agent_acp acp;
+    struct loop *loop;
+    struct loop_timer pause; /* after an interrupt, and after the last word of an ACP agent */
     struct arena arena;
     struct agent_values values;
     const char *instruction, *system, *user;
@@ -29,6 +34,8 @@ struct agent_run {
     size_t file_at;
     bool system_put, instruction_put, stopping, over;
 };
+
+#define GRACE_MS 500
 
 #define INLET_ORIGIN "http://127.0.0.1:13131"
 _Static_assert(SANDBOX_INLET_PORT == 13131, "the origin above names the inlet's port");
@@ -48,6 +55,11 @@ static const char *value_named(const struct agent_run *run, const char *name)
     return NULL;
 }
 
+static uint32_t grace_of(const struct agent_run *run)
+{
+    return run->spec->grace_ms ? run->spec->grace_ms : GRACE_MS;
+}
+
 static bool is_code(const int *codes, size_t count, int code)
 {
     for (size_t i = 0; i < count; i++)
@@ -58,6 +70,10 @@ static bool is_code(const int *codes, size_t count, int code)
 
 static enum agent_fate fate_of(const struct agent_run *run, const struct sandbox_exit *exit)
 {
+    if (run->acp.over && exit->end != SANDBOX_LOST)
+        return run->acp.fate;
+    if (run->stopping && (exit->end == SANDBOX_EXITED || exit->end == SANDBOX_SIGNALED))
+        return AGENT_KILLED;
     switch (exit->end) {
     case SANDBOX_EXITED:
         if (run->reader.limit_said)
@@ -107,6 +123,7 @@ static enum agent_fate fate_by_events(const struct agent_run *run, struct agent_
 static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
 {
     run->over = true;
+    loop_timer_stop(&run->pause);
     agent_reader_end(&run->reader);
     struct agent_end end = {
         .fate = fate_of(run, exit),
@@ -197,7 +214,7 @@ static void step(struct agent_run *run)
         .env = run->env,
         .cwd = run->cwd,
         .user = run->user,
-        .stdin_open = spec->input == AGENT_INPUT_STDIN,
+        .stdin_open = spec->input == AGENT_INPUT_STDIN || spec->input == AGENT_INPUT_ACP,
         .timeout_ms = run->timeout_ms,
         .grace_ms = spec->grace_ms,
     };
@@ -207,6 +224,30 @@ static void step(struct agent_run *run)
         sandbox_job_write(run->job, str_of(run->instruction));
         sandbox_job_end_input(run->job);
     }
+    if (spec->input == AGENT_INPUT_ACP)
+        agent_acp_begin(&run->acp);
+}
+
+/* ---------------------------------------------------------------- ACP */
+static void on_acp_send(void *context, struct str line)
+{
+    struct agent_run *run = context;
+    (void)sandbox_job_write(run->job, line);
+}
+
+static void on_patience_over(struct loop_timer *timer)
+{
+    struct agent_run *run = timer->context;
+    if (!run->over)
+        sandbox_job_kill(run->job);
+}
+
+/* It may go by itself when its input ends; it need not. */
+static void on_acp_over(void *context)
+{
+    struct agent_run *run = context;
+    sandbox_job_end_input(run->job);
+    loop_timer_start(run->loop, &run->pause, grace_of(run), on_patience_over, run);
 }
 
 /* ---------------------------------------------------------------- starting */
@@ -262,6 +303,7 @@ struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
     struct agent_run *run = mem_zero(sizeof *run);
     run->spec = agent_spec_ref(spec);
     run->sandbox = sandbox;
+    run->loop = start->loop;
     run->handlers = *handlers;
     run->context = context;
     run->reader = (struct agent_reader){
@@ -291,23 +333,42 @@ struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
     make_argv(run);
     make_env(run, start->env);
     run->cwd = agent_expand(&run->arena, spec->cwd, &run->values);
+    if (spec->input == AGENT_INPUT_ACP) {
+        run->acp = (struct agent_acp){.cwd = run->cwd,
+                                      .instruction = run->instruction,
+                                      .reader = &run->reader,
+                                      .on_send = on_acp_send,
+                                      .on_over = on_acp_over,
+                                      .context = run};
+        run->reader.acp = &run->acp;
+    }
     step(run);
     return run;
 }
 
 void agent_stop(struct agent_run *run)
 {
+    if (run->stopping || run->over) {
+        run->stopping = true;
+        return;
+    }
     run->stopping = true;
-    if (run->job && !run->over)
+    if (run->job && run->spec->interrupted) {
+        sandbox_job_signal(run->job, SIGINT);
+        loop_timer_start(run->loop, &run->pause, grace_of(run), on_patience_over, run);
+    } else if (run->job) {
         sandbox_job_kill(run->job);
+    }
 }
 
 void agent_close(struct agent_run *run)
 {
     if (!run)
         return;
+    loop_timer_stop(&run->pause);
     if (run->job)
         sandbox_job_close(run->job);
+    agent_acp_deinit(&run->acp);
     agent_reader_deinit(&run->reader);
     agent_spec_unref(run->spec);
     arena_deinit(&run->arena);

@@ -220,8 +220,10 @@ static int read_system(struct agent_spec *spec, struct toml_node *run, struct er
 
 static int read_run(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
-    static const char *const inputs[] = {"file", "stdin", "argument", NULL};
+    static const char *const inputs[] = {"file", "stdin", "argument", "acp", NULL};
+    static const char *const stops[] = {"terminate", "interrupt", NULL};
     struct toml_node *run = NULL;
+    int stop = 0;
     const char *const *env = NULL;
     size_t env_count = 0;
     int input = AGENT_INPUT_FILE;
@@ -239,8 +241,10 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
         read_text(spec, run, "instruction_file", &spec->instruction_file, err) < 0 ||
         read_text(spec, run, "system_file", &spec->system_file, err) < 0 ||
         read_duration(run, "timeout", &spec->timeout_ms, err) < 0 ||
-        read_duration(run, "grace", &spec->grace_ms, err) < 0)
+        read_duration(run, "grace", &spec->grace_ms, err) < 0 ||
+        toml_choice(run, "stop", stops, &stop, err) < 0)
         return -1;
+    spec->interrupted = stop == 1;
     if (!spec->argv)
         return toml_error(run, err, "[run] needs 'argv', a list of arguments");
     if (env && keep_list(spec, toml_get(run, "env"), env, env_count, &spec->env, err) < 0)
@@ -317,7 +321,7 @@ static int read_rule(struct agent_spec *spec, struct toml_node *item, struct err
 
 static int read_output(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
-    static const char *const formats[] = {"text", "jsonl", NULL};
+    static const char *const formats[] = {"text", "jsonl", "acp", NULL};
     struct toml_node *output = NULL, *events = NULL, *rules = NULL;
     int format = AGENT_FORMAT_TEXT;
     unsigned long long line_max = 1 << 20;
@@ -332,6 +336,9 @@ static int read_output(struct agent_spec *spec, struct toml_node *root, struct e
         toml_tables(output, "rules", &rules, err) < 0)
         return -1;
     spec->format = (enum agent_format)format;
+    if ((spec->format == AGENT_FORMAT_ACP) != (spec->input == AGENT_INPUT_ACP))
+        return toml_error(output ? output : root, err,
+                          "instruction = \"acp\" and output.format = \"acp\" go together");
     spec->line_bytes_max = line_max;
     for (int kind = 0; kind < AGENT_OTHER; kind++)
         if (read_texts(spec, events, agent_event_kind_name((enum agent_event_kind)kind),
@@ -382,7 +389,7 @@ static int read_needed(struct agent_spec *spec, struct toml_node *table, struct 
             return toml_error(toml_get(table, "needs"), err, "'%s' is no kind of event", list[i]);
         spec->needed_kinds |= 1u << kind;
     }
-    if (spec->needed_kinds && spec->format != AGENT_FORMAT_JSONL)
+    if (spec->needed_kinds && spec->format == AGENT_FORMAT_TEXT)
         return toml_error(toml_get(table, "needs"), err, "only jsonl output has events");
     return 0;
 }
@@ -610,14 +617,15 @@ void agent_spec_write(const struct agent_spec *spec, struct json_writer *out)
 
 void agent_spec_write_members(const struct agent_spec *spec, struct json_writer *out)
 {
-    static const char *const inputs[] = {"file", "stdin", "argument"};
+    static const char *const inputs[] = {"file", "stdin", "argument", "acp"};
+    static const char *const outputs[] = {"text", "jsonl", "acp"};
     json_set_text(out, "name", spec->name);
     json_set_text(out, "summary", spec->summary);
     json_set_text(out, "version", spec->version);
     json_set_text(out, "source", spec->where);
     write_list(out, "argv", spec->argv);
     json_set_text(out, "instruction", inputs[spec->input]);
-    json_set_text(out, "output", spec->format == AGENT_FORMAT_JSONL ? "jsonl" : "text");
+    json_set_text(out, "output", outputs[spec->format]);
     json_set_bool(out, "root", spec->root);
     json_key(out, "files");
     json_begin_array(out);

@@ -275,6 +275,7 @@ void life_start_agent(struct life *life)
 {
     const struct plan *plan = life->plan;
     struct agent_start start = {
+        .loop = life->loop,
         .instruction = plan->task->instruction,
         .system = plan->task->system,
         .model = model_name(plan->model),

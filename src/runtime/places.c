@@ -2,6 +2,7 @@
  *
  *     programs   POSTERN_LIBEXEC, the directory of this program, ../libexec/postern
  *     data       POSTERN_SHARE, ../share/postern, the source tree it was built from
+ *     agents     also $XDG_CONFIG_HOME/postern/agents or ~/.config/postern/agents, which come first
  *
  * Found once and kept; the answers never change while the process lives. */
 #include "runtime/runtime.h"
@@ -16,7 +17,7 @@
 #include "runtime/internal.h"
 
 static struct {
-    char *program_dir, *share_dir, *agents_dir, *backends_dir;
+    char *program_dir, *share_dir, *agents_dir, *user_agents_dir, *backends_dir;
     const char *spec_dirs[3], *file_dirs[2], *backend_dirs[2];
     struct agent_dirs agent_dirs;
 } places;
@@ -69,7 +70,16 @@ static void find_places(void)
         places.agents_dir = mem_format("%s/agents", places.share_dir);
         places.backends_dir = mem_format("%s/backends", places.share_dir);
     }
-    places.spec_dirs[0] = places.agents_dir;
+    const char *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+    char *user[] = {config && config[0] == '/' ? mem_format("%s/postern", config) : NULL,
+                    home && home[0] == '/' ? mem_format("%s/.config/postern", home) : NULL};
+    OWN(mem) char *user_dir = first_holding("agents", user, COUNT(user));
+    if (user_dir)
+        places.user_agents_dir = mem_format("%s/agents", user_dir);
+    size_t used = 0;
+    if (places.user_agents_dir)
+        places.spec_dirs[used++] = places.user_agents_dir;
+    places.spec_dirs[used] = places.agents_dir;
     places.file_dirs[0] = places.program_dir;
     places.backend_dirs[0] = places.backends_dir;
     places.agent_dirs =

@@ -380,6 +380,100 @@ def test_a_new_agent_is_a_data_file(postern, tmp):
     assert [e["name"] for e in events if e["kind"] == "tool_call"] == ["sh"]
 
 
+# ---------------------------------------------------------------- the Agent Client Protocol
+ACP_AGENT = r'''
+import json, os, subprocess, sys, urllib.request
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+def update(**fields):
+    send(method="session/update", params={"sessionId": "s1", "update": fields})
+def ask(method, **params):
+    send(id="q", method=method, params=params)
+    return json.loads(sys.stdin.readline())
+def read():
+    return json.loads(sys.stdin.readline())
+request = read()
+assert request["method"] == "initialize" and request["params"]["protocolVersion"] == 1
+send(id=request["id"], result={"protocolVersion": 1})
+request = read()
+assert request["method"] == "session/new" and request["params"]["cwd"] == "/app"
+print("a line that is no JSON", flush=True)
+send(id=request["id"], result={"sessionId": "s1"})
+request = read()
+assert request["method"] == "session/prompt" and request["params"]["sessionId"] == "s1"
+text = request["params"]["prompt"][0]["text"]
+refused = ask("fs/read_text_file", path="/etc/passwd")
+assert refused["id"] == "q" and refused["error"]["code"] == -32601
+options = [{"optionId": "no", "kind": "reject_once"}, {"optionId": "yes", "kind": "allow_once"}]
+assert ask("session/request_permission", sessionId="s1", options=options)["result"]["outcome"] == {
+    "outcome": "selected", "optionId": "yes"}
+assert ask("session/request_permission", sessionId="s1", options=options[:1])["result"]["outcome"] == {"outcome": "cancelled"}
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})))
+update(sessionUpdate="agent_thought_chunk", content={"type": "text", "text": "hm"})
+update(sessionUpdate="agent_message_chunk", content={"type": "text", "text": "I "})
+update(sessionUpdate="agent_message_chunk", content={"type": "text", "text": "try."})
+update(sessionUpdate="tool_call", toolCallId="t1", title="sh", rawInput={"a": 1})
+open("/app/answer", "w").write(answer["choices"][0]["message"]["content"])
+update(sessionUpdate="tool_call_update", toolCallId="t1", status="in_progress")
+update(sessionUpdate="tool_call_update", toolCallId="t1", status="completed", rawOutput="fine")
+update(sessionUpdate="agent_message_chunk", content={"type": "text", "text": "Finished."})
+if os.environ.get("REASON") == "error":
+    send(id=request["id"], error={"code": 1, "message": "it broke"})
+else:
+    send(id=request["id"], result={"stopReason": os.environ["REASON"]})
+while True:
+    sys.stdin.readline()
+'''
+ACP_SPEC = '''
+name = "acp-newcomer"
+[[files]]
+from = "./agent.py"
+to = "/opt/postern/bin/agent.py"
+[run]
+argv = ["/usr/bin/python3", "/opt/postern/bin/agent.py"]
+instruction = "acp"
+[run.env]
+OPENAI_BASE_URL = "{base_url}"
+REASON = "%s"
+[output]
+format = "acp"
+'''
+
+
+@pytest.mark.parametrize("reason, fate", [("end_turn", "ok"), ("max_turn_requests", "limit"), ("refusal", "agent_failed"),
+                                          ("error", "agent_failed")])
+def test_an_agent_is_driven_through_acp(postern, tmp, reason, fate):
+    (tmp / "agent.py").write_text(ACP_AGENT)
+    (tmp / "acp.toml").write_text(ACP_SPEC % reason)
+    (tmp / "m.toml").write_text('[[rule]]\nsay = "yes"\n')
+    task_ = task(tmp / "t.json", instruction=INSTRUCTION, verify=["grep -q yes /app/answer"])
+    done, results = postern.run("--agent", str(tmp / "acp.toml"), "--task", task_, "--model", f"script:{tmp / 'm.toml'}",
+                                *postern.flags)
+    assert results[0]["fate"] == fate and results[0]["reward"] == 1, (done, results, tail_of(postern, results[0]))
+    assert results[0]["final_text"] == "Finished." or fate == "limit"
+    recorded, events = records(postern, results[0])
+    assert recorded[0]["request"]["messages"][0]["content"] == INSTRUCTION
+    told = [(e["kind"], e.get("text")) for e in events if e["kind"] in ("assistant", "reasoning", "tool_call", "tool_result", "error")]
+    assert told[:5] == [("reasoning", "hm"), ("assistant", "I try."), ("tool_call", '{"a": 1}'), ("tool_result", "fine"),
+                        ("assistant", "Finished.")]
+    assert told[5:] == ([] if fate in ("ok", "limit") else [("error", "it broke" if reason == "error" else reason)])
+
+
+def test_opencode_is_driven_through_acp(agents_postern, installed, tmp):
+    postern, agent = agents_postern, installed("opencode")
+    text = (lib.REPOSITORY / "agents" / "opencode.toml").read_text()
+    head, rest = text.split("[run]", 1)
+    env = rest[rest.index("[run.env]"):rest.index("[output]")]
+    (tmp / "opencode.toml").write_text(
+        head + '[run]\nargv = ["{bundle}/bin/opencode", "acp"]\ninstruction = "acp"\n' + env + '[output]\nformat = "acp"\n')
+    agent = Agent(str(tmp / "opencode.toml"), agent.shell, agent.edit, agent.hosts, agent.read)
+    result = run(postern, agent, editing_task(tmp / "t.json", system=SYSTEM), script(tmp / "m.toml", *editing(agent)))
+    assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
+    assert result["turns"] == 4 and result["final_text"] == "All is done."
+
+
 def test_a_bundle_that_cannot_be_built_leaves_nothing(postern, tmp):
     (tmp / "build.sh").write_text("echo half > half\necho this is why >&2\nexit 7\n")
     (tmp / "newcomer.toml").write_text(NEW_SPEC)
