@@ -1,7 +1,7 @@
 """The vendors' own Python clients against the gateway: what they accept is what agents will get. They talk to an
 inlet without a sandbox (tests/unit/test_api_inlet.c) whose calls a trainer answers, or a script.
 
-The clients come from the package index into build/venv, once, in the versions named here. Without a network the
+The clients come from the package index into build/venv-sdk, once, in the versions named here. Without a network the
 tests say so."""
 
 import json
@@ -25,7 +25,7 @@ INLET = lib.PROGRAM_DIR / "unit" / "test_api_inlet"
 @pytest.fixture(scope="session")
 def sdk():
     """The interpreter with the clients in it."""
-    folder = lib.REPOSITORY / "build" / "venv"
+    folder = lib.REPOSITORY / "build" / "venv-sdk"
     python, mark = folder / "bin" / "python", folder / "packages"
     if not mark.exists() or mark.read_text() != " ".join(PACKAGES):
         made = lib.command([sys.executable, "-m", "venv", "--clear", folder], seconds=120)
