@@ -28,7 +28,7 @@ class Agent:
     """How the scripted model must speak to an agent: the names and arguments of its tools."""
 
     def __init__(self, name, shell, edit, hosts=(), read=None):
-        self.name, self.shell, self.edit, self.read, self.hosts = name, shell, edit, read, set(hosts)
+        self.name, self.shell, self.edit, self.read, self.hosts = name, shell, edit, read, tuple(hosts)
 
 
 AGENTS = {agent.name: agent for agent in (
@@ -129,6 +129,17 @@ def texts_in(value):
 
 def tail_of(postern, result):
     return (postern.home / "rollouts" / result["rollout_id"] / "agent.log").read_text(errors="replace")[-3000:]
+
+
+@pytest.mark.parametrize("path", sorted((lib.REPOSITORY / "agents").glob("*.toml")), ids=lambda path: path.stem)
+def test_a_spec_is_fine_and_fits_the_schema(bare_postern, path):
+    done = bare_postern("agents", "check", str(path))
+    assert done.code == 0, done
+    jsonschema, tomllib = pytest.importorskip("jsonschema"), pytest.importorskip("tomllib")
+    schema = json.loads((lib.REPOSITORY / "agents" / "schema.json").read_text())
+    jsonschema.validate(tomllib.loads(path.read_text()), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**tomllib.loads(path.read_text()), "shell": "x"}, schema)
 
 
 @every_agent
