@@ -31,7 +31,8 @@ struct seat {
     struct place *place;
     struct place wish; /* a copy, for other lanes to read */
     uint64_t due_ms;
-    struct endpoint *endpoint; /* NULL: waits */
+    struct endpoint *endpoint; /* behind the lock: other lanes grant it; NULL: waits */
+    struct endpoint *here;     /* the same, once this lane knows */
     bool posted, left, retry;
     struct loop_timer timer;
     void (*on_seat)(void *context, const struct err *err);
@@ -167,9 +168,18 @@ static void stand_up(struct seat *seat, enum seat_end end, int64_t busy_ms)
 
 /* ---------------------------------------------------------------- on the seat's lane */
 
-static void seated(struct seat *seat)
+/* The message that grants a seat may come after everybody else has let go of the model. */
+static void seat_free(struct seat *seat)
 {
-    seat->place->endpoint = (uint32_t)(seat->endpoint - seat->pool->endpoints) + 1;
+    struct model *model = LIST_OF(seat->pool, struct model, pool);
+    free(seat);
+    model_unref(model);
+}
+
+static void seated(struct seat *seat, struct endpoint *endpoint)
+{
+    seat->here = endpoint;
+    seat->place->endpoint = (uint32_t)(endpoint - seat->pool->endpoints) + 1;
 }
 
 static void seat_posted(void *argument)
@@ -178,13 +188,14 @@ static void seat_posted(void *argument)
     pthread_mutex_lock(&seat->pool->lock);
     seat->posted = false;
     bool left = seat->left;
+    struct endpoint *endpoint = seat->endpoint;
     pthread_mutex_unlock(&seat->pool->lock);
     if (left) {
-        free(seat);
+        seat_free(seat);
         return;
     }
     loop_timer_stop(&seat->timer);
-    seated(seat);
+    seated(seat, endpoint);
     seat->on_seat(seat->context, &(struct err){0});
 }
 
@@ -232,7 +243,7 @@ static void refuse(void *argument)
     struct err err = {0};
     seat->posted = false;
     if (seat->left) {
-        free(seat);
+        seat_free(seat);
         return;
     }
     err_set(&err, ERR_CAPACITY, "too many calls wait for the model server");
@@ -244,7 +255,7 @@ struct seat *seat_ask(struct pool *pool, struct loop *loop, const struct seat_op
 {
     struct seat *seat = mem_zero(sizeof *seat);
     uint64_t now = clock_mono_ms();
-    seat->pool = pool;
+    seat->pool = &model_ref(LIST_OF(pool, struct model, pool))->pool;
     seat->loop = loop;
     seat->place = options->place;
     seat->wish = *options->place;
@@ -264,7 +275,7 @@ struct seat *seat_ask(struct pool *pool, struct loop *loop, const struct seat_op
     }
     pthread_mutex_unlock(&pool->lock);
     if (endpoint) {
-        seated(seat);
+        seated(seat, endpoint);
     } else if (full) {
         seat->posted = true; /* told when this tick is over */
         loop_defer(loop, refuse, seat);
@@ -276,7 +287,7 @@ struct seat *seat_ask(struct pool *pool, struct loop *loop, const struct seat_op
 
 const struct endpoint *seat_endpoint(const struct seat *seat)
 {
-    return seat->endpoint;
+    return seat->here;
 }
 
 void seat_leave(struct seat *seat, enum seat_end end, int64_t busy_ms)
@@ -284,9 +295,9 @@ void seat_leave(struct seat *seat, enum seat_end end, int64_t busy_ms)
     if (!seat)
         return;
     struct pool *pool = seat->pool;
-    if (seat->endpoint && end != SEAT_LEFT) {
+    if (seat->here && end != SEAT_LEFT) {
         bool well = end == SEAT_FINE;
-        seat->place->avoid = well ? 0 : (uint32_t)(seat->endpoint - pool->endpoints) + 1;
+        seat->place->avoid = well ? 0 : (uint32_t)(seat->here - pool->endpoints) + 1;
         if (end == SEAT_FAILED)
             seat->place->endpoint = 0;
     }
@@ -303,7 +314,7 @@ void seat_leave(struct seat *seat, enum seat_end end, int64_t busy_ms)
     bool posted = seat->posted;
     pthread_mutex_unlock(&pool->lock);
     if (!posted)
-        free(seat);
+        seat_free(seat);
 }
 
 /* ---------------------------------------------------------------- the pool */

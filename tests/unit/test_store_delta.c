@@ -284,3 +284,80 @@ TEST(deliveries_are_counted_up_by_later_notes_also_in_a_new_index)
     EXPECT_INT(count, 3);
     end();
 }
+
+static void copy_tree(const char *to)
+{
+    OWN(mem) char *command = mem_format("rm -rf %s && cp -r %s %s", to, home, to);
+    if (system(command) != 0)
+        abort();
+}
+
+static char *only_segment(const char *dir)
+{
+    OWN(mem) char *command = mem_format("ls %s/journal/*.journal", dir);
+    FILE *pipe = popen(command, "r");
+    char name[256] = "";
+    if (!pipe || !fgets(name, sizeof name, pipe))
+        abort();
+    pclose(pipe);
+    name[strcspn(name, "\n")] = '\0';
+    return mem_dup(name);
+}
+
+/* A crash may cut the journal anywhere: what is whole is read back whole, parents and all. */
+TEST_WITHIN(a_chain_of_differences_cut_at_any_byte_is_whole_up_to_there, 120)
+{
+    begin();
+    enum { TURNS = 6 };
+    struct talk talk = {0};
+    struct buf requests[TURNS] = {0}, prompts[TURNS] = {0};
+    uint64_t sizes[TURNS];
+    OWN(mem) char *segment = NULL;
+    for (int i = 0; i < TURNS; i++) {
+        snprintf(talk.call_id, sizeof talk.call_id, "c-%d", i);
+        talk_turn(&talk, 40, 30, 1);
+        buf_str_append(&requests[i], buf_str(&talk.request));
+        buf_str_append(&prompts[i], buf_str(&talk.ids));
+        talk_answer(&talk, 5);
+        if (!segment)
+            segment = only_segment(home);
+        struct stat info;
+        EXPECT_INT(stat(segment, &info), 0);
+        sizes[i] = (uint64_t)info.st_size;
+    }
+    store_close(store);
+    char copy[80];
+    snprintf(copy, sizeof copy, "%s-cut", home);
+    /* All along the last two, in steps. */
+    for (uint64_t cut = sizes[TURNS - 3]; cut <= sizes[TURNS - 1]; cut += 17) {
+        copy_tree(copy);
+        OWN(mem) char *cut_segment = only_segment(copy);
+        EXPECT_INT(truncate(cut_segment, (off_t)cut), 0);
+        OWN(mem) char *index = mem_format("%s/index.sqlite", copy);
+        (void)unlink(index);
+        struct err err = {0};
+        store = store_open(copy, &err);
+        EXPECT(store);
+        for (int i = 0; i < TURNS; i++) {
+            char id[32];
+            snprintf(id, sizeof id, "c-%d", i);
+            OWN(buf) struct buf request = {0}, prompt = {0};
+            bool there = store_read_request(store, id, &request, &err) == 0;
+            EXPECT(there == (sizes[i] <= cut));
+            if (!there)
+                continue;
+            EXPECT(str_equal(buf_str(&request), buf_str(&requests[i])));
+            EXPECT_INT(store_read_tokens(store, id, &prompt, NULL, NULL, &err), 0);
+            EXPECT(str_equal(buf_str(&prompt), buf_str(&prompts[i])));
+        }
+        store_close(store);
+    }
+    (void)file_remove_tree(copy, NULL);
+    for (int i = 0; i < TURNS; i++) {
+        buf_deinit(&requests[i]);
+        buf_deinit(&prompts[i]);
+    }
+    talk_deinit(&talk);
+    store = store_open(home, NULL);
+    end();
+}
