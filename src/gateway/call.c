@@ -771,6 +771,7 @@ static void attempt(struct call *call)
         .group_id = session->group_id,
         .body = call->body,
         .dialect = call->dialect,
+        .view = &call->view,
         .turn = session->stats.turns + 1,
         .deadline_ms = session->held_ms_max,
         .policy_version = &call->record.policy_version,
@@ -959,6 +960,8 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->record.deliveries = 1;
     call->header_count = upstream_headers(exchange, &call->arena, &call->headers);
     rewrite(call);
+    if (session->mode == GATEWAY_GATE)
+        hold_view_read(&call->view, dialect, json_root(&call->doc), &call->arena);
     json_doc_deinit(&call->doc);
     retry_remember(call, &key);
     call_listen(call);

@@ -126,7 +126,7 @@ struct hold *hold_start(struct loop *loop, const struct upstream_request *reques
         .turn = order->turn,
         .deadline_ms = order->deadline_ms,
         .read = gate_read_answer,
-        .payload = hold_object_new(order->body, order->dialect, request->request),
+        .payload = hold_object_new(order->body, order->dialect, request->request, order->view),
         .write = hold_object_write,
         .free_payload = hold_object_free,
         .on_taken = on_taken,

@@ -44,16 +44,21 @@ struct object {
     const struct dialect *dialect;
     char *model; /* the path may name it */
     bool stream;
+    struct hold_view view;
+    char *sampling; /* of the view, our own */
 };
 
 void *hold_object_new(struct body *body, const struct dialect *dialect,
-                      const struct trace_request *request)
+                      const struct trace_request *request, const struct hold_view *view)
 {
     struct object *object = mem_zero(sizeof *object);
     object->body = body_ref(body);
     object->dialect = dialect;
     object->model = str_dup(request->model);
     object->stream = request->stream;
+    object->view = *view;
+    if (view->known)
+        object->sampling = str_dup(view->sampling);
     return object;
 }
 
@@ -62,6 +67,7 @@ void hold_object_free(void *payload)
     struct object *object = payload;
     body_unref(object->body);
     free(object->model);
+    free(object->sampling);
     free(object);
 }
 
@@ -104,7 +110,6 @@ static void write_sampling(struct json chat, struct json_writer *out)
         "logprobs",
         "parallel_tool_calls",
     };
-    json_key(out, "sampling");
     json_begin_object(out);
     for (size_t i = 0; i < COUNT(names); i++) {
         struct json value = json_get(chat, names[i]);
@@ -124,7 +129,42 @@ static void write_chat(struct json chat, struct json_writer *out)
     write_messages(json_get(chat, "messages"), out);
     struct json tools = json_get(chat, "tools");
     json_set_raw(out, "tools", json_type(tools) == JSON_ARRAY ? json_raw(tools) : STR("[]"));
+    json_key(out, "sampling");
     write_sampling(chat, out);
+}
+
+/* What the lane knows anyway, having read the body: where the trainer's members are in it. Only for
+ * chat completions, and only when they can be handed on as they are. */
+void hold_view_read(struct hold_view *view, const struct dialect *dialect, struct json body,
+                    struct arena *arena)
+{
+    *view = (struct hold_view){0};
+    struct json messages = json_get(body, "messages"), tools = json_get(body, "tools");
+    struct json prompt = json_get(body, "prompt_token_ids");
+    if (dialect != &dialect_chat || json_type(messages) != JSON_ARRAY)
+        return;
+    JSON_EACH (item, messages)
+        if (json_is(json_get(item.value, "role"), "developer"))
+            return;
+    OWN(buf) struct buf sampling = {0};
+    struct json_writer out = {.out = &sampling};
+    write_sampling(body, &out);
+    view->sampling = arena_str(arena, buf_str(&sampling));
+    view->messages = json_raw(messages);
+    view->tools = json_type(tools) == JSON_ARRAY ? json_raw(tools) : STR("[]");
+    if (json_type(prompt) == JSON_ARRAY)
+        view->prompt = json_raw(prompt);
+    view->known = true;
+}
+
+static void write_view(const struct object *object, struct json_writer *out)
+{
+    const struct hold_view *view = &object->view;
+    json_set_raw(out, "messages", view->messages);
+    json_set_raw(out, "tools", view->tools);
+    json_set_raw(out, "sampling", str_of(object->sampling));
+    if (view->prompt.data)
+        json_set_raw(out, "prompt_token_ids", view->prompt);
 }
 
 /* An agent of another dialect: the same request, as chat completions would put it. */
@@ -153,7 +193,14 @@ void hold_object_write(void *payload, bool raw, struct json_writer *out)
     json_set_text(out, "dialect", dialect_name(object->dialect));
     json_set_text(out, "model", object->model);
     json_set_bool(out, "stream", object->stream);
-    if (json_read(&doc, buf_str(&object->body->bytes), &limits, NULL) < 0)
+    struct str bytes = buf_str(&object->body->bytes);
+    if (object->view.known) {
+        write_view(object, out);
+        if (raw)
+            json_set_raw(out, "raw", str_trim(bytes));
+        return;
+    }
+    if (json_read(&doc, bytes, &limits, NULL) < 0)
         return;
     struct json body = json_root(&doc);
     if (object->dialect == &dialect_chat)

@@ -115,12 +115,22 @@ struct body *body_new(struct str bytes);
 struct body *body_ref(struct body *body);
 void body_unref(struct body *body); /* NULL is fine */
 
+/* Where in a body the members are that the trainer sees; not known: it has to be read again. */
+struct hold_view {
+    struct str messages, tools, prompt; /* in the body */
+    struct str sampling;                /* an object */
+    bool known;
+};
+void hold_view_read(struct hold_view *view, const struct dialect *dialect, struct json body,
+                    struct arena *arena);
+
 /* How a call is held. */
 struct upstream_hold {
     struct gate *gate;
     const char *call_id, *group_id; /* group: NULL: none */
     struct body *body;              /* as the agent sent it */
     const struct dialect *dialect;  /* the agent's */
+    const struct hold_view *view;
     uint32_t turn;
     uint64_t deadline_ms;
     int64_t *policy_version; /* becomes known when the call is taken */
@@ -199,7 +209,7 @@ void request_recall(struct call *call); /* does nothing when it is there */
 
 /* What the gate keeps of a call; written and freed on its loop. */
 void *hold_object_new(struct body *body, const struct dialect *dialect,
-                      const struct trace_request *request);
+                      const struct trace_request *request, const struct hold_view *view);
 void hold_object_write(void *payload, bool raw, struct json_writer *out);
 void hold_object_free(void *payload);
 
@@ -399,6 +409,7 @@ struct call {
     struct body *body;
     struct json_doc doc; /* until the call is admitted */
     struct arena request_arena;
+    struct hold_view view; /* in mode gate */
     struct loop_timer quiet;
     bool request_away; /* forgotten: hold_request.c */
     struct trace_request request;

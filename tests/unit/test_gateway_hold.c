@@ -554,3 +554,36 @@ TEST(pausing_holds_calls_in_every_mode)
     gate_free(gate);
     world_end(&world);
 }
+
+/* Chat templates know `system`; the word is changed for the trainer and nowhere else. */
+TEST(a_developer_is_a_system_to_the_trainer)
+{
+    static const char *const asked[] = {
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"developer\",\"content\":\"rules\",\"extra\":1},"
+        "{\"role\":\"user\",\"content\":\"hi\"}],\"temperature\":0.5,\"max_completion_tokens\":7}",
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"system\",\"content\":\"rules\",\"extra\":1},"
+        "{\"role\":\"user\",\"content\":\"hi\"}],\"temperature\":0.5,\"max_tokens\":7}",
+    };
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(asked); i++) {
+        struct reply reply;
+        struct err err = {0};
+        OWN(json_doc) struct json_doc doc = {0};
+        agent_ask(&world, &reply, asked[i]);
+        take(&trainer);
+        EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+        struct json object = json_root(&doc);
+        EXPECT_STR(json_raw(json_at(json_get(object, "messages"), 0)),
+                   STR("{\"role\":\"system\",\"content\":\"rules\",\"extra\":1}"));
+        EXPECT_STR(json_raw(json_get(object, "sampling")),
+                   STR("{\"temperature\":0.5,\"max_tokens\":7}"));
+        EXPECT_STR(json_raw(json_get(object, "tools")), STR("[]"));
+        EXPECT_STR(json_raw(json_get(object, "raw")), str_of(asked[i]));
+        EXPECT_INT(give(&trainer, "{\"content\":\"ok\"}", &err), 0);
+        reply_wait(&reply);
+        buf_deinit(&reply.body);
+    }
+    gate_world_end(&trainer);
+}
