@@ -176,6 +176,7 @@ int life_open_session(struct life *life, struct err *err)
         .model = plan->model,
         .limits = plan->limits,
         .keepalive_ms = plan->keepalive_ms,
+        .retry_grace_ms = plan->retry_grace_ms,
         .calls_path = calls_path,
         .tools = plan->tools,
         .on_call = on_call,
