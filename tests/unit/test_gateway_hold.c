@@ -31,7 +31,7 @@ static void gate_world(struct trainer *trainer, struct world *world,
     EXPECT(world->model);
     options.mode = "gate";
     options.group_id = "g-1";
-    options.retry_grace_ms = 1;
+    options.retry_grace_ms = options.retry_grace_ms ? options.retry_grace_ms : 1;
     world_open(world, options);
 }
 
@@ -585,5 +585,41 @@ TEST(a_developer_is_a_system_to_the_trainer)
         reply_wait(&reply);
         buf_deinit(&reply.body);
     }
+    gate_world_end(&trainer);
+}
+
+/* The agent's connection dies while its call is held or streamed; it asks again: one call, one
+ * answer, nothing generated twice. */
+TEST(an_agent_that_comes_back_finds_its_held_call)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){.retry_grace_ms = 60000});
+    struct reply first, second;
+    struct gate_lines lines = {0};
+    agent_ask(&world, &first, ASK_STREAM);
+    take(&trainer);
+    struct gate_stream *stream = open_stream(&trainer);
+    (void)feed(stream, &lines, CHUNK("\"content\":\"one \""), false);
+    PUMP_UNTIL(&world, reply_has(&first, "one "));
+    http_call_close(first.call);
+    for (int i = 0; i < 10; i++)
+        loop_once(world.loop, 1);
+    EXPECT(!trainer.gone);
+    agent_ask(&world, &second, ASK_STREAM);
+    PUMP_UNTIL(&world, reply_has(&second, "one "));
+    (void)feed(stream, &lines, CHUNK("\"content\":\"two\"") "{\"finish_reason\":\"stop\"}\n", true);
+    gate_stream_end(stream);
+    gate_lines_deinit(&lines);
+    reply_wait(&second);
+    EXPECT_INT(second.err.kind, ERR_NONE);
+    EXPECT(reply_has(&second, "two"));
+    EXPECT(reply_has(&second, "[DONE]"));
+    struct gate_counts counts;
+    gate_counts(trainer.gate, &counts);
+    EXPECT_INT(counts.taken, 1);
+    EXPECT_INT(gateway_session_stats(world.session)->turns, 1);
+    buf_deinit(&first.body);
+    buf_deinit(&second.body);
     gate_world_end(&trainer);
 }
