@@ -147,6 +147,7 @@ static void call_free(void *argument)
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
     buf_deinit(&call->sent);
+    free(call->hashes);
     list_remove(&call->node);
     free(call);
     session_call_gone(session);

@@ -439,6 +439,8 @@ struct call {
     int parent; /* among the session's ancestors; -1: none */
     bool parent_known, committed;
     uint64_t parent_clock;
+    size_t parent_bytes; /* that the bodies share at the front */
+    uint64_t *hashes;    /* of the messages; NULL: not known yet */
     uint32_t request_depth, prompt_depth;
     struct retry *memory;   /* NULL: it is not remembered */
     struct buf sent;        /* of a stream: all that was relayed */

@@ -67,6 +67,8 @@ static uint64_t tools_hash(const struct trace_request *request)
 static size_t shared_bytes(struct str a, struct str b)
 {
     size_t max = a.size < b.size ? a.size : b.size, at = 0;
+    while (max - at >= 4096 && memcmp(a.data + at, b.data + at, 4096) == 0)
+        at += 4096;
     while (max - at >= 64 && memcmp(a.data + at, b.data + at, 64) == 0)
         at += 64;
     while (at < max && a.data[at] == b.data[at])
@@ -111,6 +113,18 @@ static void find_parent(struct call *call)
         best = shared;
         call->parent = i;
     }
+    call->parent_bytes = best;
+}
+
+/* Each message is hashed once, however often it is compared. */
+static void hash_messages(struct call *call)
+{
+    const struct trace_request *request = &call->request;
+    if (call->hashes)
+        return;
+    call->hashes = mem_alloc(request->message_count * sizeof *call->hashes + 1);
+    for (size_t i = 0; i < request->message_count; i++)
+        call->hashes[i] = message_hash(&request->messages[i]);
 }
 
 void lineage_entry(struct call *call, struct store_record *entry)
@@ -122,21 +136,29 @@ void lineage_entry(struct call *call, struct store_record *entry)
     if (call->parent < 0)
         return;
     const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
-    entry->request_base =
-        (struct store_base){parent->call_id, buf_str(&parent->body->bytes), parent->request_depth};
+    entry->request_base = (struct store_base){
+        .call_id = parent->call_id,
+        .bytes = buf_str(&parent->body->bytes),
+        .depth = parent->request_depth,
+        .front = call->parent_bytes,
+    };
     if (parent->ids.size)
-        entry->prompt_base =
-            (struct store_base){parent->call_id, buf_str(&parent->ids), parent->prompt_depth};
+        entry->prompt_base = (struct store_base){
+            .call_id = parent->call_id,
+            .bytes = buf_str(&parent->ids),
+            .depth = parent->prompt_depth,
+        };
 }
 
 /* ---------------------------------------------------------------- a line of calls.jsonl */
 
-static size_t shared_messages(const struct ancestor *parent, const struct trace_request *request)
+static size_t shared_messages(const struct ancestor *parent, struct call *call)
 {
-    size_t max = parent->message_count < request->message_count ? parent->message_count
-                                                                : request->message_count;
-    size_t count = 0;
-    while (count < max && parent->hashes[count] == message_hash(&request->messages[count]))
+    size_t count = 0, max = call->request.message_count;
+    if (parent->message_count < max)
+        max = parent->message_count;
+    hash_messages(call);
+    while (count < max && parent->hashes[count] == call->hashes[count])
         count++;
     return count;
 }
@@ -150,7 +172,7 @@ void lineage_line(struct call *call, struct buf *out)
     find_parent(call);
     if (call->parent >= 0) {
         const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
-        size_t shared = shared_messages(parent, &request);
+        size_t shared = shared_messages(parent, call);
         record.parent = parent->call_id;
         record.shared_messages = (uint32_t)shared;
         request.messages += shared;
@@ -185,7 +207,7 @@ static struct ancestor *place_for(struct call *call)
     find_parent(call);
     if (call->parent >= 0) {
         struct ancestor *parent = &lineage->ancestors[call->parent];
-        if (shared_messages(parent, &call->request) == parent->message_count)
+        if (shared_messages(parent, call) == parent->message_count)
             return parent;
     }
     struct ancestor *oldest = &lineage->ancestors[0];
@@ -210,9 +232,8 @@ void lineage_add(struct call *call)
     place->prompt_depth = call->prompt_depth;
     place->tools = tools_hash(request);
     place->message_count = request->message_count;
-    place->hashes = mem_alloc(request->message_count * sizeof *place->hashes + 1);
-    for (size_t i = 0; i < request->message_count; i++)
-        place->hashes[i] = message_hash(&request->messages[i]);
+    hash_messages(call);
+    place->hashes = TAKE(call->hashes);
     if (!answer || !answer->prompt_id_count)
         return;
     buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);

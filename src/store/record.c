@@ -137,7 +137,8 @@ static uint32_t write_request(struct buf *out, const struct store_record *record
 {
     struct str all = record->request;
     const struct store_base *base = &record->request_base;
-    size_t front = usable(base) ? shared_front(base->bytes, all) : 0;
+    size_t known = base->front <= all.size && base->front <= base->bytes.size ? base->front : 0;
+    size_t front = !usable(base) ? 0 : known ? known : shared_front(base->bytes, all);
     size_t back =
         usable(base) ? shared_back(str_from(base->bytes, front), str_from(all, front)) : 0;
     if (front + back < SHARED_BYTES_MIN) {

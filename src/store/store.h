@@ -80,6 +80,7 @@ struct store_base {
     const char *call_id; /* NULL: none */
     struct str bytes;    /* its request; or its prompt's ids followed by its completion's */
     uint32_t depth;      /* entries that have to be read to read it, besides itself */
+    size_t front;        /* bytes that are known to be the same at the front; 0: not known */
 };
 #define STORE_DEPTH_MAX 64u /* a deeper base is not used, so that no entry needs many others */
 
