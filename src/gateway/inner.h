@@ -281,6 +281,7 @@ struct gateway {
     struct store *store;
     struct gate *gate; /* NULL: none */
     struct list clients;
+    size_t remembered_bytes; /* of answers, over all sessions: retry.c */
     atomic_uint_fast64_t calls, answered, broken, refused, retries, redelivered, connections;
     atomic_uint_fast64_t prompt_tokens, completion_tokens, in_flight, sessions;
 };
@@ -320,6 +321,7 @@ struct lineage {
 
 /* The session's recent calls, for requests that come again. */
 struct retries {
+    struct gateway *gateway;
     struct map by_key;
     struct list order;
     size_t count, bytes;
@@ -505,7 +507,7 @@ void lineage_add(struct call *call);
 struct retry_key {
     uint64_t high, low;
 };
-void retries_init(struct retries *retries);
+void retries_init(struct retries *retries, struct gateway *gateway);
 void retries_deinit(struct retries *retries);
 /* True: the request was no new call and is taken care of. False: `key` is for retry_remember(). */
 bool retry_answer(struct gateway_session *session, struct http_exchange *exchange,

@@ -27,6 +27,8 @@
 
 #define MEMORIES_MAX 64
 #define MEMORY_BYTES_MAX ((size_t)4 << 20)    /* all of a session's, but for the newest */
+#define MEMORY_BYTES_TIGHT ((size_t)64 << 10) /* while the lane holds more than this in all: */
+#define LANE_BYTES_MAX ((size_t)256 << 20)
 #define MEMORY_LARGEST_MAX ((size_t)16 << 20) /* a larger answer is not remembered */
 #define MEMORY_MS_MAX (10ull * 60 * 1000)
 #define REMAKE_BYTES_MIN ((size_t)256 << 10)
@@ -67,15 +69,19 @@ static void forget(struct retries *retries, struct retry *retry)
     list_remove(&retry->node);
     retries->count--;
     retries->bytes -= retry->body.size;
+    retries->gateway->remembered_bytes -= retry->body.size;
     if (retry->call)
         retry->call->memory = NULL;
     retry->call = NULL;
     retry_unref(retry);
 }
 
+/* With very many rollouts on a lane each gets less. */
 static bool crowded(const struct retries *retries)
 {
-    return retries->bytes > MEMORY_BYTES_MAX || retries->count > MEMORIES_MAX;
+    bool tight = retries->gateway->remembered_bytes > LANE_BYTES_MAX;
+    return retries->bytes > (tight ? MEMORY_BYTES_TIGHT : MEMORY_BYTES_MAX) ||
+           retries->count > MEMORIES_MAX;
 }
 
 /* Calls in flight are bounded by the session's limit and stay. Answers that were taken go first;
@@ -101,8 +107,9 @@ static void make_room(struct gateway_session *session)
     }
 }
 
-void retries_init(struct retries *retries)
+void retries_init(struct retries *retries, struct gateway *gateway)
 {
+    retries->gateway = gateway;
     list_init(&retries->order);
 }
 
@@ -179,6 +186,7 @@ void retry_concluded(struct call *call, bool answered)
     else
         buf_str_append(&retry->body, buf_str(&call->held));
     session->retries.bytes += retry->body.size;
+    session->gateway->remembered_bytes += retry->body.size;
     if (call->exchange)
         follow(retry, call->exchange);
     LIST_EACH (node, &call->others) {

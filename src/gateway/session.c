@@ -413,7 +413,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->context = options->context;
     session->calls_fd = -1;
     list_init(&session->calls);
-    retries_init(&session->retries);
+    retries_init(&session->retries, gateway);
     session->retry_grace_ms = options->retry_grace_ms ? options->retry_grace_ms : RETRY_GRACE_MS;
     put_limits(session, &options->limits);
     if (session->model->script)
