@@ -1,12 +1,13 @@
-"""The vendors' own Python clients against the gateway: what they accept is what agents will get. They talk to an
-inlet without a sandbox (tests/unit/test_api_inlet.c) whose calls a trainer answers, or a script.
+"""The vendors' own clients, for Python and for Node, against the gateway: what they accept is what agents will get.
+They talk to an inlet without a sandbox (tests/unit/test_api_inlet.c) whose calls a trainer answers, or a script.
 
-The clients come from the package index into build/venv-sdk, once, in the versions named here. Without a network the
-tests say so."""
+The clients come from the package indexes into build/venv-sdk and build/npm-sdk, once, in the versions named here.
+Without a network the tests say so."""
 
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -18,13 +19,15 @@ from postern import until
 from trainer import Control, Failure, Trainer
 
 PACKAGES = ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"]
+NODE_PACKAGES = ["openai@7.53.0", "@anthropic-ai/sdk@1.8.0"]
 CLIENT = pathlib.Path(__file__).with_name("sdk_client.py")
+NODE_CLIENT = pathlib.Path(__file__).with_name("sdk_client.mjs")
 INLET = lib.PROGRAM_DIR / "unit" / "test_api_inlet"
 
 
 @pytest.fixture(scope="session")
-def sdk():
-    """The interpreter with the clients in it."""
+def python_sdk():
+    """How a case is run with the clients for Python."""
     folder = lib.REPOSITORY / "build" / "venv-sdk"
     python, mark = folder / "bin" / "python", folder / "packages"
     if not mark.exists() or mark.read_text() != " ".join(PACKAGES):
@@ -35,7 +38,35 @@ def sdk():
         if done.code:
             lib.must(f"the clients cannot be installed: {done.error[-300:]}")
         mark.write_text(" ".join(PACKAGES))
-    return python
+    return [python, CLIENT]
+
+
+@pytest.fixture(scope="session")
+def node_sdk():
+    """The same with those for Node."""
+    folder = lib.REPOSITORY / "build" / "npm-sdk"
+    mark = folder / "packages"
+    if not shutil.which("npm"):
+        lib.must("there is no npm")
+    if not mark.exists() or mark.read_text() != " ".join(NODE_PACKAGES):
+        folder.mkdir(parents=True, exist_ok=True)
+        done = lib.command(["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--ignore-scripts", *NODE_PACKAGES],
+                           seconds=600)
+        if done.code:
+            lib.must(f"the clients cannot be installed: {done.error[-300:]}")
+        mark.write_text(" ".join(NODE_PACKAGES))
+    shutil.copy(NODE_CLIENT, folder)  # modules are looked for beside the program
+    return ["node", folder / NODE_CLIENT.name]
+
+
+@pytest.fixture
+def sdk(python_sdk):
+    return python_sdk
+
+
+@pytest.fixture(params=["python", "node"])
+def both_sdks(request):
+    return request.getfixturevalue(f"{request.param}_sdk")
 
 
 class Inlet:
@@ -74,13 +105,13 @@ def inlet(home):
 
 
 def run(sdk, case, inlet, seconds=120):
-    done = lib.command([sdk, CLIENT, case, inlet.base], seconds=seconds)
+    done = lib.command([*sdk, case, inlet.base], seconds=seconds)
     assert done.code == 0, done
     return json.loads(done.text.splitlines()[-1])
 
 
 def start(sdk, case, inlet):
-    return subprocess.Popen([sdk, CLIENT, case, inlet.base], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen([*sdk, case, inlet.base], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 # ---------------------------------------------------------------- what the trainer says
@@ -129,10 +160,10 @@ STREAMED = [("chat_stream", "chat"), ("chat_helper", "chat"), ("responses_stream
 
 
 @pytest.mark.parametrize("case,dialect", UNARY + STREAMED)
-def test_a_whole_answer_with_parallel_tools_is_understood(sdk, inlet, case, dialect):
+def test_a_whole_answer_with_parallel_tools_is_understood(both_sdks, inlet, case, dialect):
     server = inlet()
     trainer = Trainer(server.control, tools_answer)
-    got = run(sdk, case, server)
+    got = run(both_sdks, case, server)
     trainer.stop()
     assert got["text"] == "Let me look." and got["calls"] == EXPECTED_CALLS, got
     assert got.get("finish") in (None, "tool_calls", "tool_use") and got.get("status") in (None, "completed")
@@ -145,10 +176,10 @@ def test_a_whole_answer_with_parallel_tools_is_understood(sdk, inlet, case, dial
 
 @pytest.mark.parametrize("sse", [False, True])
 @pytest.mark.parametrize("case,dialect", STREAMED + UNARY[:1])
-def test_a_streamed_answer_with_parallel_tools_is_understood(sdk, inlet, case, dialect, sse):
+def test_a_streamed_answer_with_parallel_tools_is_understood(both_sdks, inlet, case, dialect, sse):
     server = inlet()
     trainer = Trainer(server.control, tools_stream, sse)
-    got = run(sdk, case, server)
+    got = run(both_sdks, case, server)
     trainer.stop()
     assert got["text"] == "Let me look." and got["calls"] == EXPECTED_CALLS, got
     check_records(server, 1, dialect)
@@ -174,13 +205,13 @@ def test_questions_that_are_no_calls(sdk, inlet):
 # ---------------------------------------------------------------- errors, retries, aborts
 @pytest.mark.parametrize("case", ["chat_error", "messages_error"])
 @pytest.mark.parametrize("status,name", [(400, "BadRequestError"), (429, "RateLimitError"), (503, None)])
-def test_errors_of_the_trainer_are_the_clients_errors(sdk, inlet, case, status, name):
+def test_errors_of_the_trainer_are_the_clients_errors(both_sdks, inlet, case, status, name):
     def policy(_):
         raise Failure(status=status, type="some_type", message="the reason for it")
 
     server = inlet()
     trainer = Trainer(server.control, policy)
-    got = run(sdk, case, server)
+    got = run(both_sdks, case, server)
     trainer.stop()
     assert got["status"] == status and "the reason for it" in got["message"], got
     assert name in (None, got["type"])
@@ -203,14 +234,14 @@ def test_a_client_that_retries_gets_there(sdk, inlet):
     assert [r["state"] for r in server.records()][-1] == "answered"
 
 
-def test_a_stream_that_breaks_is_no_success(sdk, inlet):
+def test_a_stream_that_breaks_is_no_success(both_sdks, inlet):
     def policy(_):
         yield chunk(content="half an ")
         yield "nonsense"
 
     server = inlet()
     trainer = Trainer(server.control, policy)
-    got = run(sdk, "chat_broken", server)
+    got = run(both_sdks, "chat_broken", server)
     trainer.stop()
     assert got["broken"], got
     assert trainer.results[0][0] == 400
@@ -240,7 +271,7 @@ def test_a_client_that_leaves_is_noticed(sdk, inlet):
 
 # ---------------------------------------------------------------- how long a piece takes
 @pytest.mark.parametrize("case", ["chat_stream", "responses_stream", "messages_stream"])
-def test_pieces_arrive_as_they_are_made(sdk, inlet, case):
+def test_pieces_arrive_as_they_are_made(both_sdks, inlet, case):
     """How late a piece is gets printed, not asserted: the machine may be busy. But the first one is there before
     the last one is made."""
     sent = []
@@ -254,7 +285,7 @@ def test_pieces_arrive_as_they_are_made(sdk, inlet, case):
 
     server = inlet()
     trainer = Trainer(server.control, policy)
-    got = run(sdk, case, server)
+    got = run(both_sdks, case, server)
     trainer.stop()
     assert len(got["times"]) == len(sent) == 20
     late = sorted((b - a) * 1000 for a, b in zip(sent, got["times"]))
