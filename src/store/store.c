@@ -35,6 +35,7 @@
 
 struct item {
     struct item *next;
+    bool intent; /* must survive our own death only: the next entry's sync covers it */
     struct buf bytes;
     struct loop *loop;
     void (*on_committed)(void *context, const struct err *err);
@@ -212,6 +213,15 @@ static void update_index(struct store *store, struct str batch, uint64_t batch_o
         LOG_WARN("store", NULL, "the index is behind the journal for now: %s", err.text);
 }
 
+/* An intent answers "was this call begun?" after a crash of ours, for which the kernel's memory is
+ * enough. A crash of the machine takes the agents along, too. */
+static bool only_intents(const struct item *batch)
+{
+    while (batch && batch->intent)
+        batch = batch->next;
+    return !batch;
+}
+
 static void commit(struct store *store, struct item *batch, bool sync)
 {
     struct err err = {0};
@@ -274,7 +284,8 @@ static struct item *take_batch(struct store *store, bool *sync)
             store->last = &store->first;
         store->queued_bytes -= bytes;
     }
-    *sync = store->sync != STORE_SYNC_NEVER;
+    *sync = store->sync == STORE_SYNC_ALWAYS ||
+            (store->sync == STORE_SYNC_BATCH && !only_intents(batch));
     pthread_mutex_unlock(&store->lock);
     return batch;
 }
@@ -392,6 +403,7 @@ int store_append(struct store *store, struct loop *loop, const struct store_reco
     CHECK(loop || !on_committed);
     struct item *item = mem_zero(sizeof *item);
     item->loop = loop;
+    item->intent = record->type == STORE_INTENT;
     item->on_committed = on_committed;
     item->context = context;
     if (record_write(&item->bytes, record, err) < 0) {

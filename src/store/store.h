@@ -46,7 +46,7 @@ const char *store_home(const struct store *store);
 /* When a commit reaches the disk. Group commit by default. */
 enum store_sync {
     STORE_SYNC_ALWAYS, /* one sync per record */
-    STORE_SYNC_BATCH,  /* one sync for all records that are queued */
+    STORE_SYNC_BATCH,  /* one sync for all records that are queued; intents alone need none */
     STORE_SYNC_NEVER,  /* left to the kernel: a crash of the machine may lose the end */
 };
 void store_set_sync(struct store *store, enum store_sync sync); /* any thread */
