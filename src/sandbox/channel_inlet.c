@@ -5,7 +5,10 @@
  * The gateway gets one end of a socketpair and never learns that there are frames. Each direction
  * has its own credit and its own end: when the gateway reads slowly, the bridge's queue (at most
  * one window) fills, no credit is granted, and only this connection waits. The watch is stopped,
- * not silenced, while neither direction can move, so that a hang-up does not spin. */
+ * not silenced, while neither direction can move, so that a hang-up does not spin.
+ *
+ * A socketpair knows no reset. A byte out of band just before the end says, in either direction,
+ * that the connection broke: the one inside must see a reset where the gateway made one. */
 #include "sandbox/channel.h"
 
 #include <errno.h>
@@ -25,6 +28,7 @@ struct bridge {
     struct buf queue;   /* from the porter, for the gateway */
     bool inside_ended;  /* the porter sent END */
     bool gateway_ended; /* the gateway finished writing */
+    bool gateway_reset; /* and not in order */
 };
 
 static void update(struct bridge *bridge);
@@ -88,6 +92,10 @@ static bool read_gateway(struct bridge *bridge)
             bridge_reset(bridge);
             return false;
         }
+        if (size == 0 && bridge->gateway_reset) {
+            bridge_reset(bridge);
+            return false;
+        }
         if (size == 0) {
             bridge->gateway_ended = true;
             flow_control(&bridge->flow, WIRE_END);
@@ -101,6 +109,9 @@ static bool read_gateway(struct bridge *bridge)
 static void on_ready(struct loop_watch *watch, uint32_t events)
 {
     struct bridge *bridge = watch->context;
+    char mark;
+    if (events & LOOP_HANGUP && recv(bridge->fd, &mark, 1, MSG_OOB) == 1)
+        bridge->gateway_reset = true;
     if (events & LOOP_WRITE)
         write_queue(bridge);
     if (events & (LOOP_READ | LOOP_HANGUP) && !read_gateway(bridge))
@@ -158,10 +169,17 @@ static void on_gone(struct flow *flow)
     bridge_close(LIST_OF(flow, struct bridge, flow));
 }
 
+static void on_reset(struct flow *flow)
+{
+    struct bridge *bridge = LIST_OF(flow, struct bridge, flow);
+    (void)send(bridge->fd, "", 1, MSG_OOB | MSG_NOSIGNAL | MSG_DONTWAIT);
+    bridge_close(bridge);
+}
+
 static void on_lost(struct flow *flow, const struct err *err)
 {
     (void)err;
-    on_gone(flow);
+    on_reset(flow);
 }
 
 static void on_room(struct flow *flow)
@@ -172,7 +190,7 @@ static void on_room(struct flow *flow)
 static const struct flow_class bridge_class = {
     .on_data = on_data,
     .on_end = on_end,
-    .on_reset = on_gone,
+    .on_reset = on_reset,
     .on_lost = on_lost,
     .on_abandoned = on_gone,
     .on_room = on_room,
