@@ -1,7 +1,9 @@
 """Mode gate from end to end: `postern serve`, real sandboxes, the mini agent, and a trainer that answers its calls
 over HTTP and over one WebSocket."""
 
+import http.client
 import json
+import random
 import re
 import signal
 import threading
@@ -269,3 +271,51 @@ def test_tools_of_a_rollout_run_at_the_trainer(server):
         status, body = server.control.ask("POST", "/v1/rollouts", {"agent": "mini", "task": TASK, "mode": "gate",
                                                                     "tools": [{"name": name}]})
         assert status == 400 and name in body["error"]["message"], body
+
+
+def test_trainers_that_come_and_go_lose_no_rollout(server):
+    """Bad trainers beside a good one: leases that run out, streams that break, sockets that drop, nonsense. Every rollout
+    still ends well, and what its record says was answered is what the agent saw: no turn is lost or there twice."""
+    random.seed(7)
+    stop = threading.Event()
+
+    def bad():
+        while not stop.is_set():
+            way = random.choice(["lease", "stream", "socket", "nonsense"])
+            try:
+                if way == "socket":
+                    socket = WebSocket(server.control)
+                    socket.send({"id": 1, "op": "take", "wait_ms": 100})
+                    for call in socket.receive()["calls"]:
+                        socket.send({"op": "chunk", "call_id": call["call_id"], "chunk": {"content": "half "}})
+                    socket.drop()
+                    continue
+                for call in server.control.take(wait_ms=100, lease_ms=50):
+                    if way == "nonsense":
+                        assert server.control.answer(call, {"content": 3})[0] in (400, 404, 409)
+                    elif way == "stream":
+                        server.control.stream(call, iter([{"content": "half "}, "nonsense"]))
+            except (OSError, http.client.HTTPException):
+                pass  # cut off, which is the point
+
+    thread = threading.Thread(target=bad)
+    thread.start()
+    trainers = [Trainer(server.control, solve), Trainer(server.control, solve_streaming)]
+    try:
+        rollouts = [server.submit(group=f"g-{i % 3}") for i in range(12)]
+        results = [server.result(rollout) for rollout in rollouts]
+    finally:
+        stop.set()
+        thread.join(30)
+    for trainer in trainers:
+        trainer.stop()
+    assert [result["fate"] for result in results] == ["ok"] * 12, [r.get("error") for r in results]
+    assert all(result["reward"] == 1 for result in results)
+    broken = 0
+    for rollout, result in zip(rollouts, results):
+        records = server.records(rollout)
+        assert [r["state"] for r in records].count("answered") == result["turns"] == 2
+        broken += [r["state"] for r in records].count("broken")
+    counts = server.control.ask("GET", "/v1/gate")[1]
+    assert counts["held"] == counts["leased"] == counts["streaming"] == 0, counts
+    print(f"\n{counts['redelivered']} redelivered, {broken} broken, {counts['late']} late")
