@@ -3,7 +3,9 @@
  *     GET  /v1/tools, /vf/tools?protocol=P     the definitions, in the shape of P
  *     POST /v1/tools/{name}                    body: the arguments; answer: the result
  *     POST /vf/tools/{name}                    body: {"arguments": {...}}; answer: {"result": ...}
- *     POST /vf/user, /vf/stop                  nobody simulates a user or stops: the plain answers
+ *     POST /vf/user, /vf/stop                  the trainer's, when {"type": "user"} or "stop" is
+ *                                              among the tools; else nobody speaks and nothing
+ * stops
  *
  * A call waits at the gate like a model call, and whoever takes it answers {"result": ...}. What a
  * rollout may call was fixed when it was submitted: the definitions are the allowlist, and names
@@ -31,17 +33,30 @@ struct tools {
     struct json_doc doc;
 };
 
+/* What can be asked of the trainer, and what its answer must have. */
+enum tool_kind { TOOL_FUNCTION, TOOL_USER, TOOL_STOP };
+static const struct {
+    const char *name, *member;
+    enum json_type type; /* NONE: any */
+} kinds[] = {
+    [TOOL_FUNCTION] = {"tool", "result", JSON_NONE},
+    [TOOL_USER] = {"user", "messages", JSON_ARRAY},
+    [TOOL_STOP] = {"stop", "done", JSON_NONE},
+};
+
 /* A call on its way. */
 struct tool_call {
     struct gateway_session *session;
     struct http_exchange *exchange;
     struct gate_call *call;
+    enum tool_kind kind;
     bool wrapped; /* the answer is {"result": ...} */
 };
 
 /* What the gate keeps of it. */
 struct tool_object {
-    char *name;
+    enum tool_kind kind;
+    char *name; /* of a function */
     struct buf arguments;
 };
 
@@ -73,6 +88,23 @@ static int check_name(struct str name, struct err *err)
     return 0;
 }
 
+/* {"type": "user"}: not a function but a handler. */
+static bool is_handler(struct json tool)
+{
+    struct json type = json_get(tool, "type");
+    return json_is(type, "user") || json_is(type, "stop");
+}
+
+static bool has_handler(const struct tools *tools, enum tool_kind kind)
+{
+    if (!tools)
+        return false;
+    JSON_EACH (item, json_root(&tools->doc))
+        if (json_is(json_get(item.value, "type"), kinds[kind].name))
+            return true;
+    return false;
+}
+
 static struct json find_tool(const struct tools *tools, struct str name)
 {
     OWN(arena) struct arena arena = {0};
@@ -91,6 +123,8 @@ static int check(const struct tools *tools, struct err *err)
     if (json_size(root) > TOOLS_MAX)
         return err_set(err, ERR_INPUT, "'tools' has more than %d entries", TOOLS_MAX);
     JSON_EACH (item, root) {
+        if (is_handler(item.value))
+            continue;
         struct json name = json_get(function_of(item.value), "name");
         struct json schema = schema_of(item.value);
         struct str text = json_str(name, &arena);
@@ -200,7 +234,8 @@ static void answer_list(struct gateway_session *session, struct http_exchange *e
     json_begin_array(&out);
     if (session->tools) {
         JSON_EACH (item, json_root(&session->tools->doc))
-            write_tool(item.value, protocol, &out);
+            if (!is_handler(item.value))
+                write_tool(item.value, protocol, &out);
     }
     json_end_array(&out);
     json_end_object(&out);
@@ -213,8 +248,9 @@ static void object_write(void *payload, bool raw, struct json_writer *out)
 {
     const struct tool_object *object = payload;
     (void)raw;
-    json_set_text(out, "kind", "tool");
-    json_set_text(out, "name", object->name);
+    json_set_text(out, "kind", kinds[object->kind].name);
+    if (object->name)
+        json_set_text(out, "name", object->name);
     json_set_raw(out, "arguments", buf_str(&object->arguments));
 }
 
@@ -226,7 +262,7 @@ static void object_free(void *payload)
     free(object);
 }
 
-static int object_read(struct str body, struct buf *out, struct err *err)
+static int object_read(enum tool_kind kind, struct str body, struct buf *out, struct err *err)
 {
     OWN(json_doc) struct json_doc doc = {0};
     if (json_read(&doc, body, NULL, err) < 0) {
@@ -234,10 +270,27 @@ static int object_read(struct str body, struct buf *out, struct err *err)
             err->kind = ERR_INPUT;
         return -1;
     }
-    if (!json_exists(json_get(json_root(&doc), "result")))
-        return err_set(err, ERR_INPUT, "the answer to a tool call is {\"result\": ...}");
+    struct json value = json_get(json_root(&doc), kinds[kind].member);
+    if (!json_exists(value) || (kinds[kind].type && json_type(value) != kinds[kind].type))
+        return err_set(err, ERR_INPUT, "the answer to a %s call is {\"%s\": ...}", kinds[kind].name,
+                       kinds[kind].member);
     buf_str_append(out, body);
     return 0;
+}
+
+static int read_result(struct str body, struct buf *out, struct err *err)
+{
+    return object_read(TOOL_FUNCTION, body, out, err);
+}
+
+static int read_messages(struct str body, struct buf *out, struct err *err)
+{
+    return object_read(TOOL_USER, body, out, err);
+}
+
+static int read_done(struct str body, struct buf *out, struct err *err)
+{
+    return object_read(TOOL_STOP, body, out, err);
 }
 
 /* The one end: whoever answers has let go of the exchange. */
@@ -253,6 +306,11 @@ static void on_answer(void *context, struct str body)
     struct tool_call *tool = context;
     OWN(json_doc) struct json_doc doc = {0};
     OWN(buf) struct buf wrapped = {0};
+    if (tool->kind != TOOL_FUNCTION) {
+        http_respond_json(tool->exchange, 200, body);
+        tool_call_free(tool);
+        return;
+    }
     (void)json_read(&doc, body, NULL, NULL); /* it was read before it was taken */
     struct json result = json_get(json_root(&doc), "result");
     if (tool->wrapped || json_type(result) != JSON_OBJECT)
@@ -290,16 +348,19 @@ static void on_gone(void *context)
 }
 
 static void hold_tool(struct gateway_session *session, struct http_exchange *exchange,
-                      struct str name, struct json arguments, bool wrapped)
+                      enum tool_kind kind, struct str name, struct json arguments, bool wrapped)
 {
+    static int (*const readers[])(struct str, struct buf *, struct err *) = {
+        [TOOL_FUNCTION] = read_result, [TOOL_USER] = read_messages, [TOOL_STOP] = read_done};
     struct tool_object *object = mem_zero(sizeof *object);
     struct tool_call *tool = mem_zero(sizeof *tool);
     struct err err = {0};
     char id[ID_MAX];
     id_make(id, "t");
-    object->name = str_dup(name);
+    object->kind = kind;
+    object->name = kind == TOOL_FUNCTION ? str_dup(name) : NULL;
     buf_str_append(&object->arguments, json_raw(arguments));
-    *tool = (struct tool_call){session, exchange, NULL, wrapped};
+    *tool = (struct tool_call){session, exchange, NULL, kind, wrapped};
     struct gate_hold order = {
         .call_id = id,
         .rollout_id = session->rollout_id,
@@ -307,7 +368,7 @@ static void hold_tool(struct gateway_session *session, struct http_exchange *exc
         .turn = session->stats.turns,
         .deadline_ms = session->held_ms_max,
         .whole = true,
-        .read = object_read,
+        .read = readers[kind],
         .payload = object,
         .write = object_write,
         .free_payload = object_free,
@@ -333,7 +394,7 @@ static void hold_tool(struct gateway_session *session, struct http_exchange *exc
 /* ---------------------------------------------------------------- routes */
 
 static void take_body(struct gateway_session *session, struct http_exchange *exchange,
-                      struct str body, bool wrapped)
+                      struct str body, enum tool_kind kind, bool wrapped)
 {
     OWN(json_doc) struct json_doc doc = {0};
     struct json_limits limits = {.depth_max = 64, .nodes_max = 1u << 20};
@@ -345,7 +406,7 @@ static void take_body(struct gateway_session *session, struct http_exchange *exc
         return;
     }
     struct json arguments = json_root(&doc);
-    if (wrapped)
+    if (wrapped && kind == TOOL_FUNCTION)
         arguments = json_get(arguments, "arguments");
     if (json_type(arguments) != JSON_OBJECT)
         answer_text(exchange, 400, "tool arguments must be a JSON object");
@@ -354,21 +415,51 @@ static void take_body(struct gateway_session *session, struct http_exchange *exc
     else if (session->closing || session->stop_reason)
         answer_text(exchange, 400, "this rollout is over");
     else
-        hold_tool(session, exchange, name, arguments, wrapped);
+        hold_tool(session, exchange, kind, name, arguments, wrapped);
 }
 
 static void on_plain_body(void *context, struct http_exchange *exchange, struct str body,
                           const struct err *err)
 {
     if (!err || err->kind == ERR_NONE)
-        take_body(context, exchange, body, false);
+        take_body(context, exchange, body, TOOL_FUNCTION, false);
 }
 
 static void on_wrapped_body(void *context, struct http_exchange *exchange, struct str body,
                             const struct err *err)
 {
     if (!err || err->kind == ERR_NONE)
-        take_body(context, exchange, body, true);
+        take_body(context, exchange, body, TOOL_FUNCTION, true);
+}
+
+static void on_user_body(void *context, struct http_exchange *exchange, struct str body,
+                         const struct err *err)
+{
+    if (!err || err->kind == ERR_NONE)
+        take_body(context, exchange, body, TOOL_USER, true);
+}
+
+static void on_stop_body(void *context, struct http_exchange *exchange, struct str body,
+                         const struct err *err)
+{
+    if (!err || err->kind == ERR_NONE)
+        take_body(context, exchange, body, TOOL_STOP, true);
+}
+
+/* /vf/user and /vf/stop. */
+static void answer_handler(struct gateway_session *session, struct http_exchange *exchange,
+                           enum tool_kind kind)
+{
+    bool handled = has_handler(session->tools, kind) && session->gateway->gate;
+    if (kind == TOOL_STOP && session->stop_reason)
+        http_respond_json(exchange, 200, STR("{\"done\":true,\"stop_condition\":\"stopped\"}"));
+    else if (handled)
+        http_exchange_collect(exchange, BYTES_MAX, kind == TOOL_USER ? on_user_body : on_stop_body,
+                              session);
+    else if (kind == TOOL_USER)
+        http_respond_json(exchange, 200, STR("{\"messages\":[]}"));
+    else
+        http_respond_json(exchange, 200, STR("{\"done\":false,\"stop_condition\":null}"));
 }
 
 bool tools_request(struct gateway_session *session, struct http_exchange *exchange, struct str path)
@@ -377,15 +468,8 @@ bool tools_request(struct gateway_session *session, struct http_exchange *exchan
     bool post = str_is(http_exchange_method(exchange), "POST");
     bool vf = str_starts(path, STR("/vf/"));
     struct str name = vf ? str_from(path, 3) : path;
-    if (vf && str_is(name, "/user") && post) {
-        http_respond_json(exchange, 200, STR("{\"messages\":[]}"));
-        return true;
-    }
-    if (vf && str_is(name, "/stop") && post) {
-        http_respond_json(exchange, 200,
-                          session->stop_reason
-                              ? STR("{\"done\":true,\"stop_condition\":\"stopped\"}")
-                              : STR("{\"done\":false,\"stop_condition\":null}"));
+    if (vf && post && (str_is(name, "/user") || str_is(name, "/stop"))) {
+        answer_handler(session, exchange, str_is(name, "/user") ? TOOL_USER : TOOL_STOP);
         return true;
     }
     if (!vf && str_starts(name, STR("/v1/")))

@@ -172,6 +172,47 @@ TEST(definitions_are_listed_in_the_shape_that_is_asked_for)
     tools_world_end(&trainer);
 }
 
+static void ask_handler(struct trainer *trainer, const char *path, const char *body,
+                        const char *kind, const char *wrong, const char *answer)
+{
+    struct reply reply;
+    struct err err = {0};
+    agent_ask_at(trainer->world, &reply, path, str_of(body));
+    take(trainer);
+    EXPECT(str_find(buf_str(&trainer->object), str_of(kind)) > 0);
+    EXPECT(str_find(buf_str(&trainer->object), str_of(body)) > 0);
+    EXPECT_INT(gate_answer(trainer->gate, trainer->call_id, NULL, str_of(wrong), &err), -1);
+    EXPECT_INT(err.kind, ERR_INPUT);
+    EXPECT_INT(gate_answer(trainer->gate, trainer->call_id, NULL, str_of(answer), &err), 0);
+    reply_wait(&reply);
+    EXPECT_STR(buf_str(&reply.body), str_of(answer));
+    buf_deinit(&reply.body);
+}
+
+TEST(a_user_and_a_stop_check_may_be_the_trainers)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    struct reply reply;
+    struct err err = {0};
+    tools_world(&trainer, &world);
+    world_close_session(&world, 0);
+    world.closed = false;
+    world_open(&world,
+               (struct gateway_session_options){
+                   .mode = "gate", .tools = STR("[{\"type\":\"user\"},{\"type\":\"stop\"}]")});
+    EXPECT_INT(gateway_tools_check(STR("[{\"type\":\"user\"}]"), &err), 0);
+    ask_handler(&trainer, "/vf/user", "{\"transcript\":[]}", "\"kind\":\"user\"",
+                "{\"messages\":1}", "{\"messages\":[{\"role\":\"user\"}]}");
+    ask_handler(&trainer, "/rollout/r-test/vf/stop", "{}", "\"kind\":\"stop\"", "{}",
+                "{\"done\":true,\"stop_condition\":\"enough\"}");
+    agent_ask_at(&world, &reply, "/vf/tools", STR_NONE);
+    reply_wait(&reply);
+    EXPECT_STR(buf_str(&reply.body), STR("{\"tools\":[]}"));
+    buf_deinit(&reply.body);
+    tools_world_end(&trainer);
+}
+
 TEST(a_failed_tool_and_an_agent_that_leaves)
 {
     struct world world = {0};
