@@ -407,13 +407,19 @@ static void show_failure(struct call *call, const struct err *err)
     session_cause(call->session, GATEWAY_UPSTREAM, &call->trouble);
 }
 
+/* Another server of the model has not been asked yet: no need to wait for this one. */
+static bool has_elsewhere(const struct call *call)
+{
+    return call->session->mode != GATEWAY_GATE && call->tries < call->session->model->pool.count;
+}
+
 static bool may_retry(const struct call *call, const struct err *err)
 {
     const struct model *model = call->session->model;
     int status = call->head.status;
     if (call->relayed || call->closing || call->script_error || call->head.show ||
         call->key_leaked || call->tries >= model->options.attempts_max ||
-        call->retry_after_ms > (int64_t)model->options.retry_ms_max)
+        (call->retry_after_ms > (int64_t)model->options.retry_ms_max && !has_elsewhere(call)))
         return false;
     if (status >= 300)
         return status == 408 || status == 425 || status == 429 || status >= 500;
@@ -429,6 +435,8 @@ static void on_retry(struct loop_timer *timer)
 static uint64_t backoff_ms(const struct call *call)
 {
     const struct model *model = call->session->model;
+    if (has_elsewhere(call))
+        return 0;
     if (call->retry_after_ms >= 0)
         return (uint64_t)call->retry_after_ms;
     uint64_t wait = model->script || model->replay ? BACKOFF_SCRIPT_MS : BACKOFF_MS;

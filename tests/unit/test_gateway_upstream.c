@@ -304,6 +304,25 @@ TEST(when_all_servers_fail_the_agent_is_told_and_nothing_hangs)
     world_end(&world);
 }
 
+TEST(a_server_that_asks_for_an_hour_is_not_waited_for_when_there_is_another)
+{
+    struct world world = {0};
+    struct crowd crowds[2] = {{.status = 429, .retry_after = "3600"}, {0}};
+    world_start(&world);
+    crowd_open(&crowds[0], &world);
+    crowd_open(&crowds[1], &world);
+    model_of(&world, crowds, 2, (struct model_options){.attempts_max = 2});
+    world_open(&world, (struct gateway_session_options){0});
+    EXPECT_INT(ask_number(&world, 1), 200);
+    EXPECT_INT(ask_number(&world, 2), 200);
+    EXPECT_INT(crowds[0].calls, 1); /* and it is left alone for a while */
+    EXPECT_INT(crowds[1].calls, 2);
+    world_close_session(&world, 0);
+    crowd_close(&crowds[0]);
+    crowd_close(&crowds[1]);
+    world_end(&world);
+}
+
 /* ---------------------------------------------------------------- waits that are asked for */
 
 TEST(a_rate_limit_keeps_its_type_and_its_wait_as_seconds_or_as_a_date)
