@@ -1,0 +1,12 @@
+"""The client of the Postern rollout service. See docs/python.md."""
+
+from .aio import AsyncClient
+from .client import Client
+from .errors import (AuthError, Busy, CallFailed, Conflict, InvalidRequest, NotFound, PosternError, ServerError, TimedOut,
+                     Unreachable)
+from .local import LocalServer, local
+from .worker import GateWorker
+
+__all__ = ["AsyncClient", "AuthError", "Busy", "CallFailed", "Client", "Conflict", "GateWorker", "InvalidRequest",
+           "LocalServer", "NotFound", "PosternError", "ServerError", "TimedOut", "Unreachable", "local"]
+__version__ = "0.1.0"

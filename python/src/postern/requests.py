@@ -1,0 +1,164 @@
+"""What can be asked of the control listener, one function per route: each returns a Request, and both clients know
+how to send one. `again` says that sending it twice does what sending it once does, so a broken connection may be
+answered with a second try."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
+from urllib.parse import quote, urlencode, urlsplit
+
+from .errors import PosternError
+
+Call = Mapping[str, Any]
+Json = Dict[str, Any]
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    body: Optional[bytes] = None
+    again: bool = False
+    wait_s: float = 0  # what the server may take, on top of the client's timeout
+    text: bool = False
+
+
+class Address(NamedTuple):
+    scheme: str  # http, https or unix
+    host: str    # of unix: the path
+    port: int
+    prefix: str
+
+    def __str__(self) -> str:
+        if self.scheme == "unix":
+            return f"unix:{self.host}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+
+def address(url: str) -> Address:
+    if url.startswith("unix:"):
+        return Address("unix", url[5:], 0, "")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no http://, https:// or unix: address")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+
+
+def read_token(token: Optional[str], token_file: Union[str, pathlib.Path, None]) -> Optional[str]:
+    if token is not None and token_file is not None:
+        raise ValueError("token and token_file exclude each other")
+    if token_file is not None:
+        try:
+            token = pathlib.Path(token_file).read_text().strip()
+        except OSError as error:
+            raise PosternError(f"the token file '{token_file}' cannot be read: {error.strerror}") from error
+    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
+        raise ValueError("the token has characters that no token has")
+    return token
+
+
+def _json(method: str, path: str, members: Mapping[str, Any], **more: Any) -> Request:
+    return Request(method, path, json.dumps({k: v for k, v in members.items() if v is not None}).encode(), **more)
+
+
+def health() -> Request:
+    return Request("GET", "/health", again=True)
+
+
+def version() -> Request:
+    return Request("GET", "/v1/version", again=True)
+
+
+def metrics() -> Request:
+    return Request("GET", "/metrics", again=True, text=True)
+
+
+def gate() -> Request:
+    return Request("GET", "/v1/gate", again=True)
+
+
+def policy() -> Request:
+    return Request("GET", "/v1/policy", again=True)
+
+
+def set_policy(version: Optional[int], pause: bool, resume: bool) -> Request:
+    return _json("POST", "/v1/policy", {"version": version, "pause": pause or None, "resume": resume or None}, again=True)
+
+
+def submit(order: Mapping[str, Any]) -> Request:
+    return _json("POST", "/v1/rollouts", order)
+
+
+def rollouts(**query: Any) -> Request:
+    text = urlencode({k: v for k, v in query.items() if v is not None})
+    return Request("GET", "/v1/rollouts" + (f"?{text}" if text else ""), again=True)
+
+
+def rollout(id: str) -> Request:
+    return Request("GET", f"/v1/rollouts/{quote(id, safe='')}", again=True)
+
+
+def cancel(id: str) -> Request:
+    return Request("DELETE", f"/v1/rollouts/{quote(id, safe='')}", again=True)
+
+
+def take(max: int, wait_ms: int, lease_ms: Optional[int], group: Optional[str], rollout: Optional[str],
+         raw: bool) -> Request:
+    return _json("POST", "/v1/gate/take", {"max": max, "wait_ms": wait_ms, "lease_ms": lease_ms, "group": group,
+                                            "rollout": rollout, "raw": raw}, wait_s=wait_ms / 1000)
+
+
+def _call_path(call: Union[Call, str], verb: str) -> str:
+    """A call as take() gave it, with its lease; or only its id."""
+    if isinstance(call, str):
+        return f"/v1/gate/calls/{quote(call, safe='')}/{verb}"
+    lease = call.get("lease")
+    return _call_path(call["call_id"], verb) + (f"?lease={quote(lease, safe='')}" if lease else "")
+
+
+def answer(call: Union[Call, str], answer: Union[str, Mapping[str, Any]]) -> Request:
+    return _json("POST", _call_path(call, "answer"), {"content": answer} if isinstance(answer, str) else answer)
+
+
+def stream(call: Union[Call, str]) -> Request:
+    return Request("POST", _call_path(call, "stream"))
+
+
+def chunk_bytes(chunk: Union[str, Mapping[str, Any]]) -> bytes:
+    return json.dumps({"content": chunk} if isinstance(chunk, str) else chunk).encode() + b"\n"
+
+
+def has_finish(chunk: Union[str, Mapping[str, Any]]) -> bool:
+    if isinstance(chunk, str):
+        return False
+    choices: Iterable[Any] = chunk.get("choices") or ()
+    return bool(chunk.get("finish_reason")) or any(choice.get("finish_reason") for choice in choices)
+
+
+LAST_CHUNK: Json = {"finish_reason": "stop"}
+
+
+def extend(call: Union[Call, str], lease_ms: Optional[int]) -> Request:
+    return _json("POST", _call_path(call, "extend"), {"lease_ms": lease_ms}, again=True)
+
+
+def release(call: Union[Call, str]) -> Request:
+    return _json("POST", _call_path(call, "release"), {})
+
+
+def fail(call: Union[Call, str], message: str, status: int, type: Optional[str]) -> Request:
+    cut = message.encode()[:3900].decode("utf-8", "ignore").replace("\0", "")
+    return _json("POST", _call_path(call, "fail"), {"status": status, "type": type, "message": cut})
+
+
+def headers(token: Optional[str]) -> Tuple[Tuple[str, str], ...]:
+    base = (("Content-Type", "application/json"), ("Accept", "application/json"))
+    return base + ((("Authorization", f"Bearer {token}"),) if token else ())
+
+
+def back_off(attempt: int, retry_after: Optional[float] = None) -> float:
+    """Seconds before try number `attempt` (from 1) is repeated."""
+    return min(retry_after, 30.0) if retry_after is not None else min(0.1 * 2.0 ** (attempt - 1), 5.0)
