@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <ftw.h>
 #include <limits.h>
 #include <openssl/evp.h>
@@ -489,15 +490,37 @@ static int place_one(struct build *build, const struct agent_pair *pair, struct 
     return 0;
 }
 
+/* Files whose path fits a pattern with '*'; '*' also stands for slashes. nftw() has no context. */
+static __thread const char *drop_pattern;
+static __thread size_t drop_prefix;
+static int drop_fitting(const char *path, const struct stat *facts, int type, struct FTW *where)
+{
+    (void)facts, (void)where;
+    bool file = type == FTW_F || type == FTW_SL;
+    if (file && fnmatch(drop_pattern, path + drop_prefix, 0) == 0 && unlink(path) < 0)
+        return -1;
+    return 0;
+}
+
+static int drop(struct build *build, const char *what, struct err *err)
+{
+    OWN(mem) char *path = mem_format("%s/%s", build->made, what);
+    if (!strchr(what, '*'))
+        return file_remove_tree(path, err);
+    drop_pattern = what;
+    drop_prefix = strlen(build->made) + 1;
+    if (nftw(build->made, drop_fitting, 16, FTW_PHYS) != 0)
+        return err_errno(err, "dropping '%s'", what);
+    return 0;
+}
+
 /* Drops first, then takes what is wanted; without a word about it, everything. */
 static int place(struct build *build, struct err *err)
 {
     const struct agent_bundle *bundle = &build->spec->bundle;
-    for (size_t i = 0; bundle->drop && bundle->drop[i]; i++) {
-        OWN(mem) char *path = mem_format("%s/%s", build->made, bundle->drop[i]);
-        if (file_remove_tree(path, err) < 0)
+    for (size_t i = 0; bundle->drop && bundle->drop[i]; i++)
+        if (drop(build, bundle->drop[i], err) < 0)
             return -1;
-    }
     for (size_t i = 0; i < bundle->place_count; i++)
         if (place_one(build, &bundle->place[i], err) < 0)
             return -1;

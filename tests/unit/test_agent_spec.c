@@ -251,11 +251,12 @@ TEST(a_bundle_is_built_once_and_found_again)
     OWN(mem) char *counter = mem_format("%s/count", home);
     OWN(mem)
     char *text = mem_format("echo x >> %s\nmkdir -p deep/er junk\necho hello > deep/er/file\n"
-                            "touch junk/y\n",
+                            "touch junk/y deep/er/z.map\n",
                             counter);
     EXPECT_INT(file_write(script, str_of(text), 0644, false, &err), 0);
-    struct agent_spec *spec = spec_in_home("kind = \"script\"\nsource = \"build.sh\"\n"
-                                           "[bundle.place]\n\"bin/it\" = \"deep/er/file\"\n");
+    struct agent_spec *spec =
+        spec_in_home("kind = \"script\"\nsource = \"build.sh\"\ndrop = [\"*.map\"]\n"
+                     "[bundle.place]\n\"bin/it\" = \"deep/er/file\"\nrest = \"deep\"\n");
     EXPECT(agent_bundle_layer(spec, home, &err) == NULL);
     EXPECT_INT(err.kind, ERR_NOT_FOUND);
     EXPECT(strstr(err.text, "postern agents install a") != NULL);
@@ -271,6 +272,10 @@ TEST(a_bundle_is_built_once_and_found_again)
     EXPECT_INT(file_read(file, 100, &content, &err), 0);
     EXPECT_TEXT(buf_text(&content), "hello\n");
     EXPECT(!file_exists(junk));
+    OWN(mem) char *rest = mem_format("%s/opt/postern/agents/a/rest/er", layer);
+    OWN(mem) char *dropped = mem_format("%s/z.map", rest);
+    EXPECT(file_exists(rest));
+    EXPECT(!file_exists(dropped));
     EXPECT_INT(file_read(counter, 100, &count, &err), 0);
     EXPECT_TEXT(buf_text(&count), "x\n");
     agent_spec_unref(spec);
