@@ -499,14 +499,14 @@ void cgroup_leaf_give(struct cgroups *cgroups, struct cgroup_leaf *leaf)
         leaf_remove(cgroups, leaf);
         return;
     }
-    leaf->oom_before = oom_kills_total(cgroups, leaf);
+    leaf->oom_before = leaf->oom_last;
     list_append(&cgroups->idle, &leaf->node);
     cgroups->idle_count++;
 }
 
 uint64_t cgroup_leaf_oom_kills(struct cgroups *cgroups, struct cgroup_leaf *leaf)
 {
-    uint64_t now = oom_kills_total(cgroups, leaf);
+    uint64_t now = leaf->oom_last = oom_kills_total(cgroups, leaf);
     return now > leaf->oom_before ? now - leaf->oom_before : 0;
 }
 

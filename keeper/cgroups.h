@@ -44,7 +44,7 @@ struct cgroup_leaf {
     uint32_t number;
     int into;                   /* v2: the group's directory, to be born into */
     int join[CGROUP_TREES_MAX]; /* v1: cgroup.procs, opened for writing; -1: not joined */
-    uint64_t memory_max, oom_before;
+    uint64_t memory_max, oom_before, oom_last; /* kills before this tenant, and when last asked */
     uint32_t pids_max, cpu_millis;
 };
 

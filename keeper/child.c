@@ -390,20 +390,7 @@ static int name_host(const struct child_plan *plan, struct err *err)
     return 0;
 }
 
-/* The program is shared by all sandboxes: a description of our own has a reading position of its
- * own. */
-static int reopen(int fd, struct err *err)
-{
-    char path[32];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int own = open(path, O_RDONLY | O_CLOEXEC);
-    if (own < 0)
-        return err_errno(err, "the seccomp program");
-    return own;
-}
-
-static void become_porter(const struct child_start *start, struct child_plan *plan, int filter,
-                          struct err *err)
+static void become_porter(const struct child_start *start, struct child_plan *plan, struct err *err)
 {
     char frames[16], filter_text[16];
     const char *args[512];
@@ -414,9 +401,9 @@ static void become_porter(const struct child_start *start, struct child_plan *pl
     args[count++] = frames;
     if (plan->seccomp) {
         args[count++] = "--seccomp-fd";
-        snprintf(filter_text, sizeof filter_text, "%d", filter);
+        snprintf(filter_text, sizeof filter_text, "%d", start->filter);
         args[count++] = filter_text;
-        (void)fd_cloexec(filter, false);
+        (void)fd_cloexec(start->filter, false);
     }
     const char *at = plan->args;
     for (uint32_t i = 0; i < plan->arg_count && count < COUNT(args) - 1; i++) {
@@ -474,13 +461,10 @@ _Noreturn void child_run(const struct child_start *start)
     if (!start->ids_early && prepare(&prepared, &err) < 0)
         goto failed;
     int kept = make_root(&plan, &prepared, fds, fd_count, &err);
-    if (kept < 0 || name_host(&plan, &err) < 0)
-        goto failed;
-    int filter = plan.seccomp ? reopen(start->filter, &err) : -1;
-    if ((plan.seccomp && filter < 0) || fewer_capabilities(&plan, &err) < 0)
+    if (kept < 0 || name_host(&plan, &err) < 0 || fewer_capabilities(&plan, &err) < 0)
         goto failed;
     report(start->setup, &err, &kept);
-    become_porter(start, &plan, filter, &err);
+    become_porter(start, &plan, &err);
 failed:
     report(start->setup, &err, NULL);
     _exit(1);

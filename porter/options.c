@@ -48,15 +48,33 @@ static int read_fd(const char *name, const char *value, int *fd, struct err *err
     return 0;
 }
 
+/* By position: the file may be shared with porters that read it right now. A pipe has none. */
+static ssize_t read_from_start(int fd, char *data, size_t size)
+{
+    size_t used = 0;
+    while (used < size) {
+        ssize_t got = pread(fd, data + used, size - used, (off_t)used);
+        if (got < 0 && errno == ESPIPE && !used)
+            return fd_read_all(fd, data, size);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -1;
+        if (got == 0)
+            break;
+        used += (size_t)got;
+    }
+    return (ssize_t)used;
+}
+
 static int read_filter(const char *name, const char *value, struct sock_fprog *out, struct err *err)
 {
     OWN(fd) int fd = -1;
     if (read_fd(name, value, &fd, err) < 0)
         return -1;
-    (void)lseek(fd, 0, SEEK_SET); /* a pipe is fine as well */
     size_t room = FILTER_MAX * sizeof(struct sock_filter);
     struct sock_filter *filter = mem_alloc(room + 1);
-    ssize_t size = fd_read_all(fd, filter, room + 1);
+    ssize_t size = read_from_start(fd, (char *)filter, room + 1);
     if (size <= 0 || (size_t)size > room || (size_t)size % sizeof *filter) {
         free(filter);
         return err_set(err, ERR_INPUT, "%s does not hold a filter program", name);
