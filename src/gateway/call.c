@@ -125,19 +125,12 @@ static void on_pulse(struct loop_timer *timer)
 
 /* ---------------------------------------------------------------- the end */
 
-static void stop_writing(struct call *call)
-{
-    if (call->writing)
-        dialect_writer_deinit(&call->writer);
-    call->writing = false;
-}
-
 static void call_free(void *argument)
 {
     struct call *call = argument;
     struct gateway_session *session = call->session;
     dialect_reader_free(call->reader);
-    stop_writing(call);
+    call_stop_writing(call);
     json_doc_deinit(&call->doc);
     loop_timer_stop(&call->quiet);
     arena_deinit(&call->request_arena);
@@ -521,15 +514,6 @@ static void on_relay(void *context, struct str bytes, bool terminal)
     write_stream(call, bytes);
 }
 
-/* A stream in one dialect becomes a stream in the other, piece by piece. */
-static void begin_writing(struct call *call)
-{
-    stop_writing(call);
-    dialect_writer_init(&call->writer, call->dialect, &call->request, str_of(call->record.id),
-                        call->request.model, (int64_t)(clock_wall_ms() / 1000));
-    call->writing = true;
-}
-
 static void on_delta(void *context, const struct trace_delta *delta)
 {
     struct call *call = context;
@@ -568,7 +552,7 @@ static void on_head(void *context, const struct upstream_head *head)
     };
     call->reader = dialect_reader_new(call->api, &options);
     if (live)
-        begin_writing(call);
+        call_begin_writing(call);
 }
 
 static bool leaked(struct call *call)
@@ -620,83 +604,6 @@ static void upstream_refused(struct call *call)
     attempt_failed(call, &err);
 }
 
-/* What a script knows without the agent having asked for it. */
-static void copy_tokens(struct call *call, const struct trace_answer *from)
-{
-    struct trace_answer *to = &call->answer;
-    if (from && !to->usage.known)
-        to->usage = from->usage;
-    if (!from || call->session->mode != GATEWAY_PROXY || to->tokens.id_count)
-        return;
-    struct str prompt = str_make(from->prompt_ids, from->prompt_id_count * 4);
-    struct str ids = str_make(from->tokens.ids, from->tokens.id_count * 4);
-    struct str logprobs = str_make(from->tokens.logprobs, from->tokens.logprob_count * 4);
-    to->prompt_ids = (const int32_t *)(const void *)arena_str(&call->arena, prompt).data;
-    to->prompt_id_count = from->prompt_id_count;
-    to->tokens.ids = (const int32_t *)(const void *)arena_str(&call->arena, ids).data;
-    to->tokens.id_count = from->tokens.id_count;
-    to->tokens.logprobs = (const float *)(const void *)arena_str(&call->arena, logprobs).data;
-    to->tokens.logprob_count = from->tokens.logprob_count;
-}
-
-/* Counts and log-probabilities agree, or the record says why not. */
-static void note_tokens(struct call *call)
-{
-    struct trace_answer *answer = &call->answer;
-    const struct trace_tokens *tokens = &answer->tokens;
-    if (call->session->mode == GATEWAY_BLACK_BOX)
-        return;
-    if (!answer->usage.known && answer->prompt_id_count && tokens->id_count)
-        answer->usage = (struct trace_usage){.known = true,
-                                             .prompt_tokens = (int64_t)answer->prompt_id_count,
-                                             .completion_tokens = (int64_t)tokens->id_count,
-                                             .cached_tokens = -1,
-                                             .reasoning_tokens = -1};
-    if (!tokens->id_count)
-        answer->tokens_note = STR("no token ids came with the answer");
-    else if (!tokens->logprob_count)
-        answer->tokens_note = STR("no log-probabilities came with the answer");
-    else if (tokens->id_count != tokens->logprob_count)
-        answer->tokens_note = str_of(arena_format(
-            &call->arena, "%zu token ids and %zu log-probabilities came with the answer",
-            tokens->id_count, tokens->logprob_count));
-    else if (!answer->prompt_id_count)
-        answer->tokens_note = STR("no token ids of the prompt came with the answer");
-}
-
-/* Made anew, in one piece. */
-void call_stream_answer(struct call *call, struct buf *out)
-{
-    OWN(dialect_writer) struct dialect_writer writer = {0};
-    struct str id = call->answer.id.size ? call->answer.id : str_of(call->record.id);
-    dialect_writer_init(&writer, call->dialect, &call->request, id, call->answer.model,
-                        (int64_t)(clock_wall_ms() / 1000));
-    dialect_writer_answer(&writer, &call->answer, 0, out);
-    dialect_writer_finish(&writer, call->answer.finish, &call->answer.usage, out);
-}
-
-/* The upstream gave the answer in the form or the dialect the agent did not ask for. */
-static void convert(struct call *call)
-{
-    buf_clear(&call->held);
-    /* Some engines say "stop" after tool calls; agents of other dialects would not run them. */
-    if (call->anew && call->answer.finish == TRACE_FINISH_STOP && call->answer.message.call_count)
-        call->answer.finish = TRACE_FINISH_TOOL_CALLS;
-    if (!call->answer.id.size)
-        call->answer.id = str_of(call->record.id);
-    if (!call->answer.created_s)
-        call->answer.created_s = (int64_t)(clock_wall_ms() / 1000);
-    if (call->writing) {
-        dialect_writer_finish(&call->writer, call->answer.finish, &call->answer.usage, &call->held);
-        return;
-    }
-    if (!call->request.stream) {
-        dialect_write_answer(call->dialect, &call->request, &call->answer, &call->held);
-        return;
-    }
-    call_stream_answer(call, &call->held);
-}
-
 static void on_done(void *context, const struct err *err, bool script_error)
 {
     struct call *call = context;
@@ -723,10 +630,10 @@ static void on_done(void *context, const struct err *err, bool script_error)
         attempt_failed(call, &trouble);
         return;
     }
-    copy_tokens(call, upstream_tokens(call->upstream));
-    note_tokens(call);
+    call_copy_tokens(call, upstream_tokens(call->upstream));
+    call_note_tokens(call);
     if (call->anew || call->request.stream != call->head.stream)
-        convert(call);
+        call_convert(call);
     enter(call);
 }
 
@@ -743,7 +650,7 @@ static void attempt(struct call *call)
     }
     dialect_reader_free(TAKE(call->reader));
     call->reader_over = false;
-    stop_writing(call);
+    call_stop_writing(call);
     buf_clear(&call->held);
     buf_clear(&call->error_body);
     call->head = (struct upstream_head){0};
@@ -823,53 +730,6 @@ static void on_intent(void *context, const struct err *err)
         attempt(call);
 }
 
-/* The dialect the model server is spoken to in. A script plays along in any. */
-static int choose_api(struct call *call, struct err *err)
-{
-    const struct model *model = call->session->model;
-    if (call->session->mode == GATEWAY_GATE) {
-        call->api = &dialect_chat;
-        call->anew = true;
-        return 0;
-    }
-    call->api = model->api && model->base_url ? model->api : call->dialect;
-    call->anew = call->api != call->dialect;
-    if (!call->anew || dialect_can_write_request(call->api))
-        return 0;
-    return err_set(err, ERR_UNSUPPORTED,
-                   "the model server speaks %s, and calls in %s cannot be translated to that",
-                   dialect_name(call->api), dialect_name(call->dialect));
-}
-
-static void rewrite(struct call *call)
-{
-    const struct gateway_session *session = call->session;
-    bool proxy = session->mode == GATEWAY_PROXY;
-    if ((!proxy && !call->anew) || !session->model->base_url || session->mode == GATEWAY_GATE)
-        return;
-    if (!proxy) {
-        struct dialect_override nothing = {.usage = call->request.stream};
-        (void)dialect_write_request(call->api, &call->request, &nothing, &call->rewritten);
-        return;
-    }
-    struct dialect_override override = {
-        .model = str_of(session->model->name),
-        .capture = true,
-        .usage = call->request.stream,
-        .has_temperature = session->sampling.has_temperature,
-        .temperature = session->sampling.temperature,
-        .has_top_p = session->sampling.has_top_p,
-        .top_p = session->sampling.top_p,
-        .tokens_max = session->sampling.tokens_max,
-        .engine = session->model->engine,
-        .thinking_off = session->model->thinking_off,
-    };
-    if (call->anew)
-        (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);
-    else
-        dialect_rewrite_request(call->dialect, json_root(&call->doc), &override, &call->rewritten);
-}
-
 static void write_intent(struct call *call)
 {
     struct gateway_session *session = call->session;
@@ -939,7 +799,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         read = dialect_read_request(&route, json_root(&call->doc), &call->request_arena,
                                     &call->request, &err);
     if (read == 0)
-        read = choose_api(call, &err);
+        read = call_choose_api(call, &err);
     if (read < 0) {
         session_refused(session, REFUSED_INPUT);
         answer_error(exchange, dialect, err.kind == ERR_LIMIT ? 413 : 400, NULL, str_of(err.text),
@@ -968,7 +828,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->record.request = &call->request;
     call->record.deliveries = 1;
     call->header_count = upstream_headers(exchange, &call->arena, &call->headers);
-    rewrite(call);
+    call_rewrite(call);
     if (session->mode == GATEWAY_GATE)
         hold_view_read(&call->view, dialect, json_root(&call->doc), &call->arena);
     json_doc_deinit(&call->doc);

@@ -2,7 +2,8 @@
  *
  *     gateway.c   lanes' side: modes, counters, one HTTP client per model
  *     session.c   one rollout's side: routes, limits, report
- *     call.c      one call: intent, attempts, relay, entry, end
+ *     call.c      one call: intent, attempts, relay, entry, end; call_request.c is what goes out,
+ *                 call_answer.c what comes back
  *     lineage.c   what a call shares with an earlier one
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
@@ -486,6 +487,21 @@ void call_send(struct call *call, struct str bytes);
 void call_show_trouble(struct call *call, struct http_exchange *exchange, bool begun);
 /* A committed answer went to one more connection. */
 void call_note_delivery(struct gateway_session *session, const char *call_id, uint32_t count);
+/* --- call_request.c */
+/* The dialect the model server is spoken to in. -1: there is no way to say it there. */
+int call_choose_api(struct call *call, struct err *err);
+/* The body as it goes out, when it is not the agent's own. */
+void call_rewrite(struct call *call);
+/* --- call_answer.c */
+/* What a script knows without having been asked. */
+void call_copy_tokens(struct call *call, const struct trace_answer *from);
+/* Why tokens are missing, where they should be there. */
+void call_note_tokens(struct call *call);
+/* A live stream in the agent's dialect. */
+void call_begin_writing(struct call *call);
+void call_stop_writing(struct call *call);
+/* call->held from call->answer: the end of a live stream, or all of it. */
+void call_convert(struct call *call);
 /* The answer as a stream, made anew. */
 void call_stream_answer(struct call *call, struct buf *out);
 void exchange_begin_stream(struct http_exchange *exchange);

@@ -1,0 +1,50 @@
+/* call_request.c - what a call's request becomes on its way to the model server: untouched, with
+ * what is imposed in proxy mode, or in another dialect. */
+#include "gateway/inner.h"
+
+/* The dialect the model server is spoken to in. A script plays along in any. */
+int call_choose_api(struct call *call, struct err *err)
+{
+    const struct model *model = call->session->model;
+    if (call->session->mode == GATEWAY_GATE) {
+        call->api = &dialect_chat;
+        call->anew = true;
+        return 0;
+    }
+    call->api = model->api && model->base_url ? model->api : call->dialect;
+    call->anew = call->api != call->dialect;
+    if (!call->anew || dialect_can_write_request(call->api))
+        return 0;
+    return err_set(err, ERR_UNSUPPORTED,
+                   "the model server speaks %s, and calls in %s cannot be translated to that",
+                   dialect_name(call->api), dialect_name(call->dialect));
+}
+
+void call_rewrite(struct call *call)
+{
+    const struct gateway_session *session = call->session;
+    bool proxy = session->mode == GATEWAY_PROXY;
+    if ((!proxy && !call->anew) || !session->model->base_url || session->mode == GATEWAY_GATE)
+        return;
+    if (!proxy) {
+        struct dialect_override nothing = {.usage = call->request.stream};
+        (void)dialect_write_request(call->api, &call->request, &nothing, &call->rewritten);
+        return;
+    }
+    struct dialect_override override = {
+        .model = str_of(session->model->name),
+        .capture = true,
+        .usage = call->request.stream,
+        .has_temperature = session->sampling.has_temperature,
+        .temperature = session->sampling.temperature,
+        .has_top_p = session->sampling.has_top_p,
+        .top_p = session->sampling.top_p,
+        .tokens_max = session->sampling.tokens_max,
+        .engine = session->model->engine,
+        .thinking_off = session->model->thinking_off,
+    };
+    if (call->anew)
+        (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);
+    else
+        dialect_rewrite_request(call->dialect, json_root(&call->doc), &override, &call->rewritten);
+}
