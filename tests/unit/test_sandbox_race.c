@@ -167,36 +167,32 @@ TEST_WITHIN(a_careless_host_would_be_led_astray, 120)
     end();
 }
 
-/* Uses a port so that its remains linger (the server's side closes first), and counts packets. */
-static const char network_use[] =
-    "import socket\n"
-    "s = socket.socket()\n"
-    "try:\n"
-    "    s.bind(('127.0.0.1', 8080))\n"
-    "except OSError as error:\n"
-    "    print('the port is taken:', error)\n"
-    "    raise SystemExit(1)\n"
-    "s.listen()\n"
-    "c = socket.create_connection(('127.0.0.1', 8080))\n"
-    "a, _ = s.accept()\n"
-    "a.close(); c.recv(1); c.close(); s.close()\n"
-    "print(open('/proc/net/dev').read().split('lo:')[1].split()[0])\n";
+/* Uses a port so that its remains linger (the server's side closes first), and says what was
+ * counted before it came. */
+static const char network_use[] = "import socket\n"
+                                  "print(open('/proc/net/dev').read().split('lo:')[1].split()[0])\n"
+                                  "s = socket.socket()\n"
+                                  "try:\n"
+                                  "    s.bind(('127.0.0.1', 8080))\n"
+                                  "except OSError as error:\n"
+                                  "    print('the port is taken:', error)\n"
+                                  "    raise SystemExit(1)\n"
+                                  "s.listen()\n"
+                                  "c = socket.create_connection(('127.0.0.1', 8080))\n"
+                                  "a, _ = s.accept()\n"
+                                  "a.close(); c.recv(1); c.close(); s.close()\n";
 
 TEST_WITHIN(the_network_of_a_sandbox_is_as_new_for_the_next_one, 60)
 {
     begin();
     struct err err = {0};
-    char first[64] = "";
     for (int i = 0; i < 8; i++) {
         if (stage_open(stage, &stage->spec, &stage->box, &err) < 0)
             EXPECT_TEXT(err.text, "");
         struct result used = RUN(ARGV("python3", "-c", network_use));
         EXPECT_TEXT(used.err_out, "");
         EXPECT_INT(used.exit.code, 0);
-        if (i == 0)
-            snprintf(first, sizeof first, "%s", used.out);
-        /* The same number of bytes each time: nobody counted before. */
-        EXPECT_TEXT(used.out, first);
+        EXPECT_TEXT(used.out, "0\n");
         if (stage_close(stage, stage->box, &err) < 0)
             EXPECT_TEXT(err.text, "");
     }
