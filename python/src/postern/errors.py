@@ -60,6 +60,15 @@ TYPES = {400: InvalidRequest, 413: InvalidRequest, 401: AuthError, 403: AuthErro
          429: Busy, 503: Busy}
 
 
+def named_field(reason: str) -> Optional[str]:
+    """The server names what is wrong in a sentence: "'index' is a number ...", "there is no field 'colour'", "unknown mode 'x'"."""
+    named = re.match(r"(?:the parameter )?'(\w+)'", reason) or re.search(r"\bfield '([^']*)'", reason)
+    if named:
+        return named[1]
+    thing = re.match(r"(?:unknown )?(mode|task|tool|agent) '", reason)
+    return {"tool": "tools"}.get(thing[1], thing[1]) if thing else None
+
+
 def from_answer(status: int, body: bytes, retry_after: Optional[str]) -> PosternError:
     kind, reason, field = None, "", None
     try:
@@ -68,8 +77,7 @@ def from_answer(status: int, body: bytes, retry_after: Optional[str]) -> Postern
     except (ValueError, KeyError, TypeError, AttributeError):
         reason = body[:300].decode("utf-8", "replace").strip() or "no reason was given"
     of: Type[PosternError] = TYPES.get(status, ServerError)
-    if field is None and of is InvalidRequest:
-        named = re.search(r"'([^']*)'", reason)
-        field = named[1] if named else None
+    if field is None and of in (InvalidRequest, NotFound):
+        field = named_field(reason)
     wait = float(retry_after) if retry_after and retry_after.isdigit() else None
     return of(reason, status, kind, field, wait)

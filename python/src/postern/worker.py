@@ -25,7 +25,7 @@ from .client import Client
 from .errors import AuthError, CallFailed, Conflict, InvalidRequest, NotFound, PosternError
 from .requests import Json
 
-POLL_MS = 1000
+POLL_MS = 500  # a take under way is what stopping waits for
 TAKE_MAX = 1024
 ERRORS_MAX = 100
 log = logging.getLogger("postern")
@@ -288,11 +288,19 @@ class GateWorker:
     async def _iterate(self, chunks: Iterator[Chunk]) -> AsyncIterator[Chunk]:
         """A plain iterator, each step in the pool: it may block."""
         end = object()
-        while True:
-            chunk = await asyncio.get_running_loop().run_in_executor(self._pool, next, chunks, end)
-            if chunk is end:
-                return
-            yield chunk  # type: ignore[misc]
+        try:
+            while True:
+                chunk = await asyncio.get_running_loop().run_in_executor(self._pool, next, chunks, end)
+                if chunk is end:
+                    return
+                yield chunk  # type: ignore[misc]
+        finally:
+            close = getattr(chunks, "close", None)
+            try:
+                if close:
+                    close()
+            except ValueError:
+                pass  # it is in the middle of a step, in its thread, and ends with that
 
     async def _ask_engine(self, call: Json) -> Json:
         assert self._engine
@@ -309,6 +317,11 @@ class GateWorker:
 
 
 async def _with_first(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    yield first
-    async for chunk in rest:
-        yield chunk
+    try:
+        yield first
+        async for chunk in rest:
+            yield chunk
+    finally:
+        close = getattr(rest, "aclose", None)
+        if close:
+            await close()
