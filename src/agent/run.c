@@ -23,6 +23,7 @@ struct agent_run {
     void *context;
     struct agent_reader reader;
     struct agent_acp acp;
+    struct buf complaint; /* the tail of what it wrote to stderr */
     struct loop *loop;
     struct loop_timer pause; /* after an interrupt, and after the last word of an ACP agent */
     struct arena arena;
@@ -36,6 +37,8 @@ struct agent_run {
 };
 
 #define GRACE_MS 500
+#define COMPLAINT_MAX 4096
+#define COMPLAINT_SHOWN 120
 
 #define INLET_ORIGIN "http://127.0.0.1:13131"
 _Static_assert(SANDBOX_INLET_PORT == 13131, "the origin above names the inlet's port");
@@ -120,6 +123,20 @@ static enum agent_fate fate_by_events(const struct agent_run *run, struct agent_
     return AGENT_OK;
 }
 
+/* How it ended, and its own words about why: its last error, else the end of its complaints. */
+static void describe(const struct agent_run *run, const struct sandbox_exit *exit,
+                     struct agent_end *end)
+{
+    struct str why = str_trim(buf_str(&run->complaint));
+    if (run->reader.last_is_error)
+        why = str_of(run->reader.error);
+    else if (why.size > COMPLAINT_SHOWN)
+        why = str_from(why, why.size - COMPLAINT_SHOWN);
+    snprintf(end->text, sizeof end->text, "the agent %s: %s%s%.*s", run->spec->name,
+             exit->text[0] ? exit->text : sandbox_end_name(exit->end), why.size ? ": " : "",
+             STR_ARGS(why));
+}
+
 static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
 {
     run->over = true;
@@ -135,10 +152,7 @@ static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
     if (end.fate == AGENT_OK)
         end.fate = fate_by_events(run, &end);
     else
-        snprintf(end.text, sizeof end.text, "the agent %s: %s%s%.60s", run->spec->name,
-                 exit->text[0] ? exit->text : sandbox_end_name(exit->end),
-                 run->reader.last_is_error ? ": " : "",
-                 run->reader.last_is_error ? run->reader.error : "");
+        describe(run, exit, &end);
     run->handlers.on_end(run->context, &end);
 }
 
@@ -147,8 +161,13 @@ static void on_agent_output(void *context, int stream, struct str data)
     struct agent_run *run = context;
     if (run->handlers.on_output)
         run->handlers.on_output(run->context, stream, data);
-    if (stream == 1)
+    if (stream == 1) {
         agent_reader_feed(&run->reader, data);
+        return;
+    }
+    buf_str_append(&run->complaint, data);
+    if (run->complaint.size > COMPLAINT_MAX)
+        buf_consume(&run->complaint, run->complaint.size - COMPLAINT_MAX);
 }
 
 static void on_agent_exit(void *context, const struct sandbox_exit *exit)
@@ -369,6 +388,7 @@ void agent_close(struct agent_run *run)
     if (run->job)
         sandbox_job_close(run->job);
     agent_acp_deinit(&run->acp);
+    buf_deinit(&run->complaint);
     agent_reader_deinit(&run->reader);
     agent_spec_unref(run->spec);
     arena_deinit(&run->arena);

@@ -21,28 +21,31 @@ CACHE = lib.REPOSITORY / "build" / "agents-home"
 INSTRUCTION = ("-n --help \"double\" 'single' $(touch /app/pwned) `touch /app/pwned` ${HOME} \\n %s {model} {\"a\": [1]} ;&|<>*?~#!\n"
                "second line: zwölf, 日本語, 🙂\n\n\ttabbed, and \\u0041 stays as it is\u00a0.")
 SYSTEM = "Système \"prompt\": $(touch /app/pwned) \\ 'x' {key}\n= second line #1 🙂"
+WORKDIR = "/work/my dir $(touch pwned) 'q' \"d\" é-日本 --x"
+MODEL = "org/we\"ird $(touch pwned) 'mödel' \\ {key}: v1"
 PATCH = "apply_patch <<'EOF'\n*** Begin Patch\n*** Update File: greeting.txt\n@@\n-hello\n+goodbye\n*** End Patch\nEOF"
 
 
 class Agent:
-    """How the scripted model must speak to an agent: the names and arguments of its tools."""
+    """How the scripted model must speak to an agent: the names and arguments of its tools. `edit` and `read` are told the
+    folder greeting.txt is in."""
 
     def __init__(self, name, shell, edit, hosts=(), read=None):
         self.name, self.shell, self.edit, self.read, self.hosts = name, shell, edit, read, tuple(hosts)
 
 
 AGENTS = {agent.name: agent for agent in (
-    Agent("codex", lambda c: ("exec_command", {"cmd": c}), ("exec_command", {"cmd": PATCH})),
+    Agent("codex", lambda c: ("exec_command", {"cmd": c}), lambda d: ("exec_command", {"cmd": PATCH})),
     Agent("claude-code", lambda c: ("Bash", {"command": c}),
-          ("Edit", {"file_path": "/app/greeting.txt", "old_string": "hello", "new_string": "goodbye"}),
-          read=("Read", {"file_path": "/app/greeting.txt"})),
+          lambda d: ("Edit", {"file_path": f"{d}/greeting.txt", "old_string": "hello", "new_string": "goodbye"}),
+          read=lambda d: ("Read", {"file_path": f"{d}/greeting.txt"})),
     Agent("pi", lambda c: ("bash", {"command": c}),
-          ("edit", {"path": "greeting.txt", "edits": [{"oldText": "hello", "newText": "goodbye"}]}),
-          read=("read", {"path": "greeting.txt"})),
+          lambda d: ("edit", {"path": "greeting.txt", "edits": [{"oldText": "hello", "newText": "goodbye"}]}),
+          read=lambda d: ("read", {"path": "greeting.txt"})),
     # It tries its registry in the background; there is no switch against that.
     Agent("opencode", lambda c: ("bash", {"command": c, "description": "a command"}),
-          ("edit", {"filePath": "/app/greeting.txt", "oldString": "hello", "newString": "goodbye"}),
-          read=("read", {"filePath": "/app/greeting.txt"}), hosts=["registry."]),
+          lambda d: ("edit", {"filePath": f"{d}/greeting.txt", "oldString": "hello", "newString": "goodbye"}),
+          read=lambda d: ("read", {"filePath": f"{d}/greeting.txt"}), hosts=["registry."]),
 )}
 every_agent = pytest.mark.parametrize("name", list(AGENTS))
 
@@ -77,9 +80,9 @@ def calls(*pairs):
     return {"calls": [{"name": name, "arguments": arguments} for name, arguments in pairs]}
 
 
-def script(path, *turns, before=""):
+def script(path, *turns, before="", name="the-model"):
     """A scripted model: each turn a text, or calls with perhaps reasoning and words. `before`: rules that come first."""
-    lines = ['name = "the-model"', before, "[[rule]]", "when.tools = true"]
+    lines = [f"name = {lib.quoted(name)}", before, "[[rule]]", "when.tools = true"]
     for turn in turns:
         turn = {"say": turn} if isinstance(turn, str) else turn
         lines.append("[[rule.turns]]")
@@ -92,16 +95,17 @@ def script(path, *turns, before=""):
     return f"script:{path}"
 
 
-def editing(agent):
+def editing(agent, folder="/app"):
     """Several tools at once, an edit with the agent's own tool, a look at it, a last word."""
-    first = [agent.shell("echo one > one.txt"), agent.shell("echo two > two.txt")] + ([agent.read] if agent.read else [])
-    return [{"reasoning": "Look first.", "say": "I will look.", **calls(*first)}, calls(agent.edit),
+    first = [agent.shell("echo one > one.txt"), agent.shell("echo two > two.txt")] + ([agent.read(folder)] if agent.read else [])
+    return [{"reasoning": "Look first.", "say": "I will look.", **calls(*first)}, calls(agent.edit(folder)),
             calls(agent.shell("cat greeting.txt one.txt two.txt > all.txt")), "All is done."]
 
 
 def editing_task(path, **more):
     return task(path, name="edit", setup=["echo hello > greeting.txt"], instruction=INSTRUCTION,
-                verify=["test \"$(cat /app/all.txt | tr '\\n' ' ')\" = 'goodbye one two '", "! test -e /app/pwned"], **more)
+                verify=["test \"$(cat all.txt | tr '\\n' ' ')\" = 'goodbye one two '", "! test -e pwned && ! test -e /app/pwned"],
+                **more)
 
 
 def run(postern, agent, task_, model, *more, **options):
@@ -145,8 +149,9 @@ def test_a_spec_is_fine_and_fits_the_schema(bare_postern, path):
 @every_agent
 def test_an_agent_edits_files_with_its_own_tools(agents_postern, installed, tmp, name):
     postern, agent = agents_postern, installed(name)
-    turns = editing(agent)
-    result = run(postern, agent, editing_task(tmp / "t.json", system=SYSTEM), script(tmp / "m.toml", *turns))
+    turns = editing(agent, WORKDIR)
+    result = run(postern, agent, editing_task(tmp / "t.json", system=SYSTEM, workdir=WORKDIR),
+                 script(tmp / "m.toml", *turns, name=MODEL))
     assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
     assert result["agent_exit"] == {"end": "exited", "code": 0}
     assert result["final_text"] == "All is done."
@@ -158,6 +163,7 @@ def test_an_agent_edits_files_with_its_own_tools(agents_postern, installed, tmp,
     assert result["turns"] == len(turns) == len(main)
     assert [call["number"] for call in recorded] == list(range(1, len(recorded) + 1))
     assert all(call["state"] == "answered" for call in recorded)
+    assert {call["request"]["model"] for call in main} == {MODEL}
     first = list(texts_in(main[0]["request"]["messages"]))
     assert any(INSTRUCTION in text for text in first), "the instruction arrived as it is"
     assert any(SYSTEM in text for text in first), "the system prompt arrived as it is"
