@@ -398,6 +398,9 @@ TEST(a_held_stream_gets_signs_of_life_until_it_is_answered)
     agent_ask_at(&world, &reply, "/v1/messages", str_of(spoken[1].stream_body));
     PUMP_UNTIL(&world, reply_has(&reply, ": keepalive"));
     EXPECT_INT(reply.status, 200);
+    struct gate_counts counts = {0};
+    PUMP_UNTIL(&world, (gate_counts(trainer.gate, &counts), counts.held == 1));
+    gate_set_policy(trainer.gate, 9); /* while it waits: what counts is when it is taken */
     gate_pause(trainer.gate, false);
     take(&trainer);
     EXPECT_INT(give(&trainer, "{\"content\":\"at last\"}", &err), 0);
@@ -405,6 +408,10 @@ TEST(a_held_stream_gets_signs_of_life_until_it_is_answered)
     EXPECT_INT(reply.err.kind, ERR_NONE);
     EXPECT(reply_has(&reply, "at last"));
     EXPECT(reply_has(&reply, "event: message_stop"));
+    OWN(json_doc) struct json_doc record = {0};
+    OWN(buf) struct buf text = {0};
+    last_record(&world, &record, &text);
+    EXPECT_INT(json_int_or(json_get(json_root(&record), "policy_version"), -1), 9);
     buf_deinit(&reply.body);
     gate_world_end(&trainer);
 }

@@ -51,6 +51,8 @@ TEST(every_dialect_reaches_a_chat_only_model_server)
         EXPECT_INT(reply.status, 200);
         EXPECT(reply_has(&reply, "let me see"));
         EXPECT(strcmp(spoken[i].dialect, "completions") == 0 || reply_has(&reply, "\"look\""));
+        EXPECT(strcmp(spoken[i].dialect, "messages") != 0 ||
+               reply_has(&reply, "\"stop_reason\":\"tool_use\"")); /* the engine said "stop" */
         EXPECT(str_starts(buf_str(&world.upstream_head), STR("/v1/chat/completions\n")));
         OWN(json_doc) struct json_doc doc = {0};
         EXPECT_INT(json_read(&doc, buf_str(&world.upstream_body), NULL, NULL), 0);
