@@ -31,7 +31,8 @@ def load():
 
 pc = load()
 TASK = {"name": "make-a-file", "instruction": "Write yes into /app/answer.", "verify": ["grep -q yes /app/answer"]}
-SOLUTION = {"id": "b1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": "echo yes > /app/answer"})}}
+SOLUTION = {"id": "b1", "type": "function",
+            "function": {"name": "bash", "arguments": json.dumps({"command": "echo yes > /app/answer"})}}
 TOKENS = {"token_ids": [7, 8], "completion_logprobs": [-1.5, -0.5], "prompt_token_ids": [1, 2, 3]}
 
 
@@ -206,15 +207,15 @@ def test_a_group_that_is_refused_leaves_nothing(client):
 
 
 def test_a_wrong_token_is_an_auth_error(client):
-    wrong = pc.Client(client.server.url, token="x" * 32)
-    assert wrong.health() == {"status": "ok"}
-    with pytest.raises(pc.AuthError) as refused:
-        wrong.rollouts()
-    assert refused.value.status == 401 and "x" * 32 not in str(refused.value)
-    worker = pc.GateWorker(wrong, solve).start()
-    worker._thread.join(30)
-    with pytest.raises(pc.AuthError):
-        worker.stop()
+    with pc.Client(client.server.url, token="x" * 32) as wrong:
+        assert wrong.health() == {"status": "ok"}
+        with pytest.raises(pc.AuthError) as refused:
+            wrong.rollouts()
+        assert refused.value.status == 401 and "x" * 32 not in str(refused.value)
+        worker = pc.GateWorker(wrong, solve).start()
+        worker._thread.join(30)
+        with pytest.raises(pc.AuthError):
+            worker.stop()
 
     async def main():
         async with pc.AsyncClient(client.server.url, token="x" * 32) as aclient:
@@ -312,6 +313,23 @@ def test_a_policy_that_raises_fails_the_call(client):
     first = records(client, rollout)[0]
     assert first["http_status"] == 500 and "the policy failed: ValueError" in first["error"]
     assert "secret" not in json.dumps(asked[1]["messages"]) + json.dumps(first)
+
+
+def test_a_policy_that_raises_in_the_middle_breaks_the_stream(client):
+    """Never a clean end of half an answer: the agent's connection is reset, and mini asks again."""
+    asked = []
+
+    def policy(call):
+        asked.append(call)
+        if len(asked) == 1:
+            yield "half of"
+            raise OSError("the engine is gone")
+        yield from solve_in_pieces(call)
+
+    with pc.GateWorker(client, policy) as worker:
+        solved(client.wait(submit(client), 60))
+    assert worker.failed == 1 and str(worker.errors[0]) == "the engine is gone"
+    assert "half of" not in json.dumps(asked[-1]["messages"])
 
 
 def test_a_policy_chooses_the_error(client):

@@ -61,7 +61,7 @@ TYPES = {400: InvalidRequest, 413: InvalidRequest, 401: AuthError, 403: AuthErro
 
 
 def named_field(reason: str) -> Optional[str]:
-    """The server names what is wrong in a sentence: "'index' is a number ...", "there is no field 'colour'", "unknown mode 'x'"."""
+    """The server says it in a sentence: "'index' is a number ...", "there is no field 'colour'", "unknown mode 'x'"."""
     named = re.match(r"(?:the parameter )?'(\w+)'", reason) or re.search(r"\bfield '([^']*)'", reason)
     if named:
         return named[1]
