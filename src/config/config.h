@@ -72,6 +72,7 @@ struct config {
     int64_t gateway_in_flight_max;
     int64_t gateway_keepalive_ms;
     int64_t gateway_retry_grace_ms;
+    int64_t gateway_held_ms_max;
     int64_t gateway_connect_ms_max;
     int64_t gateway_first_byte_ms_max;
     int64_t gateway_idle_ms_max;

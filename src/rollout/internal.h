@@ -45,6 +45,7 @@ struct plan {
     struct sandbox_spec fallback; /* limits where the backend has some and nobody said */
     struct gateway_limits limits;
     uint32_t keepalive_ms, retry_grace_ms, pool;
+    uint64_t held_ms_max;
     uint64_t queued_wall_ms, queued_mono_ms;
     struct rollout_lane lane;
     struct loop *control;

@@ -177,6 +177,7 @@ int life_open_session(struct life *life, struct err *err)
         .limits = plan->limits,
         .keepalive_ms = plan->keepalive_ms,
         .retry_grace_ms = plan->retry_grace_ms,
+        .held_ms_max = plan->held_ms_max,
         .calls_path = calls_path,
         .tools = plan->tools,
         .on_call = on_call,

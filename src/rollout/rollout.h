@@ -56,6 +56,7 @@ struct rollouts_options {
     uint32_t pool; /* ready sandboxes kept per lane and shape, where the backend can; 0: none */
     /* Of each rollout's calls; 0: the gateway's own. */
     uint32_t calls_max, in_flight_max, keepalive_ms, retry_grace_ms;
+    uint64_t held_ms_max;
     size_t body_bytes_max, answer_bytes_max;
     const char *owner; /* who runs this manager; kept as `owner` in each folder until it is over.
                           NULL: none */

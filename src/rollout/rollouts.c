@@ -124,6 +124,7 @@ static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_req
     plan->limits.answer_bytes_max = options->answer_bytes_max;
     plan->keepalive_ms = options->keepalive_ms;
     plan->retry_grace_ms = options->retry_grace_ms;
+    plan->held_ms_max = options->held_ms_max;
     plan->pool = options->pool;
     plan->queued_wall_ms = clock_wall_ms();
     plan->queued_mono_ms = clock_mono_ms();

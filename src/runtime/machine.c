@@ -125,6 +125,7 @@ static int build_rollouts(struct machine *machine, uint32_t parallel_max, struct
         .in_flight_max = (uint32_t)config->gateway_in_flight_max,
         .keepalive_ms = (uint32_t)config->gateway_keepalive_ms,
         .retry_grace_ms = (uint32_t)config->gateway_retry_grace_ms,
+        .held_ms_max = (uint64_t)config->gateway_held_ms_max,
         .body_bytes_max = (size_t)config->gateway_body_bytes_max,
         .answer_bytes_max = (size_t)config->gateway_answer_bytes_max,
         .owner = machine->owner,
