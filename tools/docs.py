@@ -18,7 +18,8 @@ def main():
         if not path.exists():
             continue
         text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        prose = re.sub(r"`[^`\n]*`", "", text)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose):
             if "://" in target or target.startswith("mailto:"):
                 continue
             if not (path.parent / target).exists():
