@@ -599,8 +599,9 @@ static void upstream_refused(struct call *call)
                          : status >= 500                  ? ERR_LOST
                          : status >= 400                  ? ERR_INPUT
                                                           : ERR_PROTOCOL;
-    err_set(&err, kind, "the model server answered %d%s%.*s", status, message.size ? ": " : "",
-            STR_ARGS(str_upto(call->upstream_message, 300)));
+    err_set(&err, kind, "%s answered %d%s%.*s",
+            call->session->mode == GATEWAY_GATE ? "the trainer" : "the model server", status,
+            message.size ? ": " : "", STR_ARGS(str_upto(call->upstream_message, 300)));
     attempt_failed(call, &err);
 }
 
