@@ -104,13 +104,39 @@ static void note(struct agent_reader *reader, const struct agent_event *event)
     }
 }
 
-void agent_reader_emit(struct agent_reader *reader, const struct agent_event *event)
+static void tell(struct agent_reader *reader, const struct agent_event *event)
 {
     reader->events++;
     note(reader, event);
     keep_final(reader, event);
     if (reader->on_event)
         reader->on_event(reader->context, event);
+}
+
+static void flush_pieces(struct agent_reader *reader)
+{
+    if (!reader->pieces.size)
+        return;
+    struct agent_event event = {.kind = (enum agent_event_kind)reader->pieces_kind,
+                                .text = buf_str(&reader->pieces),
+                                .raw = buf_str(&reader->pieces)};
+    tell(reader, &event);
+    buf_clear(&reader->pieces);
+}
+
+void agent_reader_emit(struct agent_reader *reader, const struct agent_event *event)
+{
+    flush_pieces(reader);
+    tell(reader, event);
+}
+
+static void add_piece(struct agent_reader *reader, const struct agent_event *event)
+{
+    if (reader->pieces_kind != (int)event->kind ||
+        reader->pieces.size + event->text.size > reader->spec->line_bytes_max)
+        flush_pieces(reader);
+    reader->pieces_kind = (int)event->kind;
+    buf_str_append(&reader->pieces, event->text);
 }
 
 static bool fits(const struct agent_rule *rule, struct json root, struct json element,
@@ -140,7 +166,10 @@ static void emit_by_rule(struct agent_reader *reader, const struct agent_rule *r
         event.name = words_of(find(root, element, rule->name), arena);
     if (rule->id)
         event.id = words_of(find(root, element, rule->id), arena);
-    agent_reader_emit(reader, &event);
+    if (rule->piece)
+        add_piece(reader, &event);
+    else
+        agent_reader_emit(reader, &event);
 }
 
 /* Each element by the first rule about this array that fits it. */
@@ -255,10 +284,12 @@ void agent_reader_end(struct agent_reader *reader)
     if (!reader->skipping && reader->line.size)
         read_line(reader, str_trim(buf_str(&reader->line)));
     buf_clear(&reader->line);
+    flush_pieces(reader);
 }
 
 void agent_reader_deinit(struct agent_reader *reader)
 {
     buf_deinit(&reader->line);
     buf_deinit(&reader->final_text);
+    buf_deinit(&reader->pieces);
 }

@@ -40,6 +40,7 @@ struct agent_rule {
     const char *const *text;
     const char *name, *id; /* paths; NULL: none */
     bool also;             /* later rules are asked too */
+    bool piece;            /* of a message that is over when something else comes */
     bool limit;            /* the agent stopped at a limit of its own, whatever its exit code */
 };
 /* What is built on the host, once, and mounted into sandboxes (bundle.c). */
@@ -168,6 +169,8 @@ struct agent_reader {
     struct buf final_text;
     bool final_said; /* by a done event: assistant texts no longer replace it */
     bool last_is_error, limit_said;
+    struct buf pieces; /* of the message that is being said */
+    int pieces_kind;
     char error[160]; /* its words */
     unsigned kinds_seen;
     void (*on_event)(void *context, const struct agent_event *event);

@@ -313,6 +313,7 @@ static int read_rule(struct agent_spec *spec, struct toml_node *item, struct err
         read_text(spec, item, "name", &rule->name, err) < 0 ||
         read_text(spec, item, "id", &rule->id, err) < 0 ||
         toml_bool(item, "also", &rule->also, err) < 0 ||
+        toml_bool(item, "piece", &rule->piece, err) < 0 ||
         toml_bool(item, "limit", &rule->limit, err) < 0)
         return -1;
     rule->kind = kind > AGENT_OTHER ? AGENT_IGNORED : kind;

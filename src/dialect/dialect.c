@@ -24,7 +24,44 @@ const struct dialect *dialect_find(const char *name)
     return NULL;
 }
 
-/* "/x/:verb" against "/x/{model}:verb"; the model is neither empty nor a path of its own. */
+/* Names like "org/model" are common; what could be taken for another path is none. */
+static bool is_model(struct str name)
+{
+    for (struct str rest = name; rest.data;) {
+        struct str part = str_cut(&rest, '/');
+        if (!part.size || str_is(part, ".") || str_is(part, ".."))
+            return false;
+    }
+    return true;
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* A name as it stands in a path; one that is no text when decoded stays as it is. */
+static struct str decode_model(struct str name, struct arena *arena)
+{
+    OWN(buf) struct buf out = {0};
+    for (size_t i = 0; i < name.size; i++) {
+        bool code = name.data[i] == '%' && i + 2 < name.size;
+        int high = code ? hex_digit(name.data[i + 1]) : -1;
+        int low = code ? hex_digit(name.data[i + 2]) : -1;
+        if (high >= 0 && low >= 0 && high + low > 0) {
+            buf_byte(&out, (char)(high * 16 + low));
+            i += 2;
+        } else {
+            buf_byte(&out, name.data[i]);
+        }
+    }
+    return arena_str(arena, str_is_utf8(buf_str(&out)) ? buf_str(&out) : name);
+}
+
+/* "/x/:verb" against "/x/{model}:verb". */
 static bool matches_model_path(struct str wanted, struct str path, struct str *model)
 {
     long at = str_find(wanted, STR("/:"));
@@ -32,7 +69,7 @@ static bool matches_model_path(struct str wanted, struct str path, struct str *m
     if (!str_starts(path, before) || !str_ends(path, verb) || path.size <= before.size + verb.size)
         return false;
     *model = str_upto(str_from(path, before.size), path.size - before.size - verb.size);
-    return str_find_byte(*model, '/') < 0;
+    return is_model(*model);
 }
 
 static bool path_matches(const struct dialect_path *row, struct str path, struct str *model)
@@ -64,14 +101,26 @@ struct dialect_route dialect_find_route(struct str method, struct str path)
     return route;
 }
 
+static void encode_model(struct buf *out, struct str name)
+{
+    for (size_t i = 0; i < name.size; i++) {
+        unsigned char c = (unsigned char)name.data[i];
+        bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                     (c && strchr("-._~/@+,=", c));
+        buf_format(out, plain ? "%c" : "%%%02X", c);
+    }
+}
+
 void dialect_upstream_path(const struct dialect *dialect, struct str model, bool stream,
                            struct buf *out)
 {
-    if (!dialect->model_in_path)
+    if (!dialect->model_in_path) {
         buf_str_append(out, str_of(dialect->upstream_path));
-    else
-        buf_format(out, "/models/%.*s:%s", STR_ARGS(model),
-                   stream ? "streamGenerateContent?alt=sse" : "generateContent");
+        return;
+    }
+    buf_str_append(out, STR("/models/"));
+    encode_model(out, model);
+    buf_format(out, ":%s", stream ? "streamGenerateContent?alt=sse" : "generateContent");
 }
 
 void dialect_write_count(const struct dialect *dialect, size_t tokens, struct buf *out)
@@ -85,7 +134,7 @@ int dialect_read_request(const struct dialect_route *route, struct json body, st
 {
     *out = (struct trace_request){0};
     if (route->dialect->model_in_path) {
-        out->model = arena_str(arena, route->model);
+        out->model = decode_model(route->model, arena);
         out->stream = route->stream;
     }
     return route->dialect->read_request(body, arena, out, err);

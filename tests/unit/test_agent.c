@@ -114,7 +114,7 @@ TEST(the_specs_that_come_with_postern_read)
     EXPECT_TEXT(err.text, "");
     EXPECT(generic != NULL);
     agent_spec_unref(generic);
-    static const char *const bundled[] = {"codex", "claude-code", "pi", "opencode"};
+    static const char *const bundled[] = {"codex", "claude-code", "pi", "opencode", "gemini-cli"};
     for (size_t i = 0; i < COUNT(bundled); i++) {
         struct agent_spec *spec = agent_spec_load(bundled[i], &dirs, &err);
         EXPECT_TEXT(err.text, "");

@@ -167,6 +167,25 @@ TEST(rules_find_events_in_lines)
     buf_deinit(&seen);
 }
 
+TEST(pieces_of_a_message_become_one_event)
+{
+    struct agent_spec *spec =
+        expect_spec("name = \"a\"\n" RUN "[output]\nformat = \"jsonl\"\n" RULE(
+            "type = \"p\"", "kind = \"assistant\"\ntext = \"t\"\npiece = true")
+                        RULE("type = \"d\"", "kind = \"done\""));
+    struct agent_reader reader = {.spec = spec, .on_event = note};
+    agent_reader_feed(&reader,
+                      STR("{\"type\":\"p\",\"t\":\"one \"}\n{\"type\":\"p\",\"t\":\"two\"}\n"));
+    EXPECT_INT(seen.size, 0);
+    agent_reader_feed(&reader, STR("{\"type\":\"d\"}\n{\"type\":\"p\",\"t\":\"three\"}"));
+    agent_reader_end(&reader);
+    EXPECT_TEXT(buf_text(&seen), "assistant(one two||) done(||) assistant(three||) ");
+    EXPECT_TEXT(buf_text(&reader.final_text), "three");
+    agent_reader_deinit(&reader);
+    agent_spec_unref(spec);
+    buf_deinit(&seen);
+}
+
 TEST(an_error_the_agent_got_over_is_not_its_last_word)
 {
     struct agent_spec *spec =

@@ -363,7 +363,19 @@ TEST(routes_are_found_with_and_without_their_version)
         dialect_find_route(STR("POST"), STR("/v1beta/models/gem-1.5:streamGenerateContent"));
     EXPECT(route.dialect == &dialect_google && route.stream);
     EXPECT_STR(route.model, STR("gem-1.5"));
-    EXPECT_INT(dialect_find_route(STR("POST"), STR("/v1beta/models/a/b:generateContent")).kind,
+    route = dialect_find_route(STR("POST"), STR("/v1beta/models/a/b%20%c3%a9%:generateContent"));
+    EXPECT_INT(route.kind, DIALECT_ROUTE_CALL);
+    OWN(json_doc) struct json_doc odd = {0};
+    OWN(arena) struct arena odd_arena = {0};
+    struct trace_request odd_request;
+    EXPECT_INT(json_read(&odd, STR("{\"contents\":[{\"parts\":[{\"text\":\"x\"}]}]}"), NULL, NULL),
+               0);
+    EXPECT_INT(dialect_read_request(&route, json_root(&odd), &odd_arena, &odd_request, NULL), 0);
+    EXPECT_STR(odd_request.model, STR("a/b \xc3\xa9%"));
+    OWN(buf) struct buf upstream = {0};
+    dialect_upstream_path(&dialect_google, STR("a/b \xc3\xa9%\r\n?#:"), false, &upstream);
+    EXPECT_TEXT(buf_text(&upstream), "/models/a/b%20%C3%A9%25%0D%0A%3F%23%3A:generateContent");
+    EXPECT_INT(dialect_find_route(STR("POST"), STR("/v1beta/models/a/../b:generateContent")).kind,
                DIALECT_ROUTE_METHOD);
     EXPECT_INT(dialect_find_route(STR("POST"), STR("/messages")).kind, DIALECT_ROUTE_CALL);
     EXPECT_INT(dialect_find_route(STR("POST"), STR("/v1/messages/count_tokens")).kind,
