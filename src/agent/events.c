@@ -139,17 +139,25 @@ static void add_piece(struct agent_reader *reader, const struct agent_event *eve
     buf_str_append(&reader->pieces, event->text);
 }
 
+/* "*": anything but null; "some words*": begins so. */
+static bool agrees(struct json value, const char *wanted, struct arena *arena)
+{
+    struct str want = str_of(wanted);
+    if (!json_exists(value))
+        return false;
+    if (want.size == 1 && want.data[0] == '*')
+        return json_type(value) != JSON_NULL;
+    struct str words = words_of(value, arena);
+    return str_ends(want, STR("*")) ? str_starts(words, str_upto(want, want.size - 1))
+                                    : str_equal(words, want);
+}
+
 static bool fits(const struct agent_rule *rule, struct json root, struct json element,
                  struct arena *arena)
 {
-    for (size_t i = 0; i < rule->when_count; i++) {
-        struct json value = find(root, element, rule->when[i].path);
-        bool same = strcmp(rule->when[i].value, "*") == 0
-                        ? json_exists(value) && json_type(value) != JSON_NULL
-                        : json_exists(value) && str_is(words_of(value, arena), rule->when[i].value);
-        if (!same)
+    for (size_t i = 0; i < rule->when_count; i++)
+        if (!agrees(find(root, element, rule->when[i].path), rule->when[i].value, arena))
             return false;
-    }
     return true;
 }
 

@@ -370,6 +370,11 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
     err_set(why, ERR_SYSTEM, "%s", life->err.text);
     switch (life->agent_fate) {
     case AGENT_OK:
+        if (stats->calls && !stats->answered) {
+            err_set(why, ERR_SYSTEM,
+                    "the agent ended well, but none of its model calls was answered");
+            return TRACE_FATE_AGENT_FAILED;
+        }
         why->kind = ERR_NONE;
         return TRACE_FATE_OK;
     case AGENT_FAILED:

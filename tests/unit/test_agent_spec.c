@@ -135,11 +135,12 @@ TEST(rules_find_events_in_lines)
             "each = \"c.blocks\"\nkind = \"assistant\"\ntext = \".text\"")
             RULE("type = \"m\", \".type\" = \"tool\"",
                  "each = \"c.blocks\"\nkind = \"tool_call\"\ntext = \".in\"\nname = "
-                 "\".name\"\nid = \".id\"")
-                RULE("type = \"both\"", "kind = \"tool_call\"\ntext = \"in\"\nalso = true")
-                    RULE("type = \"both\"", "kind = \"tool_result\"\ntext = [\"x\", \"out\"]")
-                        RULE("type = \"end\", ok = false, code = 3",
-                             "kind = \"error\"\ntext = \"list.1.why\"")
+                 "\".name\"\nid = \".id\"") RULE("type = \"both\"",
+                                                 "kind = \"tool_call\"\ntext = \"in\"\nalso = true")
+                RULE("type = \"both\"", "kind = \"tool_result\"\ntext = [\"x\", \"out\"]")
+                    RULE("type = \"end\", ok = false, code = 3",
+                         "kind = \"error\"\ntext = \"list.1.why\"")
+                        RULE("type = \"end\", why = \"oh*\"", "kind = \"error\"\ntext = \"why\"")
                             RULE("type = \"end\", why = \"*\"", "kind = \"done\"\ntext = \"why\""));
     struct agent_reader reader = {.spec = spec, .on_event = note};
     agent_reader_feed(&reader,
@@ -162,6 +163,10 @@ TEST(rules_find_events_in_lines)
     EXPECT(reader.last_is_error); /* nothing came after it but the end */
     EXPECT_TEXT(reader.error, "w");
     EXPECT_TEXT(buf_text(&reader.final_text), "bye");
+    buf_clear(&seen);
+    agent_reader_feed(
+        &reader, STR("{\"type\":\"end\",\"why\":\"oh no\"}\n{\"type\":\"end\",\"why\":\"no\"}\n"));
+    EXPECT_TEXT(buf_text(&seen), "error(oh no||) done(no||) ");
     agent_reader_deinit(&reader);
     agent_spec_unref(spec);
     buf_deinit(&seen);
