@@ -376,6 +376,7 @@ static void answer_gate(struct api *api, struct http_exchange *exchange, struct 
     struct gate_counts counts;
     gate_counts(api->gate, &counts);
     json_begin_object(&out);
+    json_set_int(&out, "waiting", (long long)counts.takers);
     json_set_int(&out, "held", (long long)counts.held);
     json_set_int(&out, "leased", (long long)counts.leased);
     json_set_int(&out, "streaming", (long long)counts.streaming);

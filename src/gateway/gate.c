@@ -808,4 +808,5 @@ int64_t gate_policy(const struct gate *gate)
 void gate_counts(const struct gate *gate, struct gate_counts *out)
 {
     *out = gate->counts;
+    out->takers = gate->taker_count;
 }

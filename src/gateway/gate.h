@@ -147,6 +147,7 @@ bool gate_paused(const struct gate *gate);                /* any thread */
 void gate_set_policy(struct gate *gate, int64_t version); /* stamped at take */
 int64_t gate_policy(const struct gate *gate);             /* any thread */
 struct gate_counts {
+    uint64_t takers; /* takes that wait, now */
     uint64_t held, leased, streaming;                               /* now */
     uint64_t taken, answered, failed, redelivered, withdrawn, late; /* ever */
 };

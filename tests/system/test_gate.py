@@ -207,6 +207,7 @@ def test_stopping_the_server_ends_takes_and_held_calls(server):
     got = []
     waiting = threading.Thread(target=lambda: got.append(server.control.take(rollout="r-none", wait_ms=60000)))
     waiting.start()
+    until(lambda: server.control.ask("GET", "/v1/gate")[1]["waiting"] == 1, what="a waiting take")
     socket = WebSocket(server.control)
     code, error = server.stop()
     waiting.join(30)
