@@ -30,8 +30,8 @@ class Agent:
     """How the scripted model must speak to an agent: the names and arguments of its tools. `edit` and `read` are told the
     folder greeting.txt is in."""
 
-    def __init__(self, name, shell, edit, hosts=(), read=None, folder=WORKDIR):
-        self.folder = folder
+    def __init__(self, name, shell, edit, hosts=(), read=None, folder=WORKDIR, resets=True):
+        self.folder, self.resets = folder, resets
         self.name, self.shell, self.edit, self.read, self.hosts = name, shell, edit, read, tuple(hosts)
 
 
@@ -51,7 +51,8 @@ AGENTS = {agent.name: agent for agent in (
           lambda d: ("replace", {"file_path": "greeting.txt", "old_string": "hello", "new_string": "goodbye",
                                  "instruction": "a change"}),
           read=lambda d: ("read_file", {"file_path": "greeting.txt"}),
-          folder="/work/a b-é"),  # it refuses to edit below "suspicious characters"
+          folder="/work/a b-é",  # it refuses to edit below "suspicious characters"
+          resets=False),  # it gives up at times
 )}
 every_agent = pytest.mark.parametrize("name", list(AGENTS))
 
@@ -203,6 +204,9 @@ def test_an_agent_gets_over_a_rate_limit_an_error_and_a_reset(agents_postern, in
         when = { tools = true, turn = 0 }
         times = 1
         error = { status = 500, message = "a bad day", show = true }
+        """
+    if agent.resets:
+        troubles += """
         [[rule]]
         when = { tools = true, turn = 1 }
         times = 1
