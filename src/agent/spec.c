@@ -228,8 +228,9 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     size_t env_count = 0;
     int input = AGENT_INPUT_FILE;
 
-    spec->instruction_file = "/opt/postern/task/instruction.md";
-    spec->system_file = "/opt/postern/task/system.md";
+    /* Not below /opt: where owners cannot be shifted, a bundle's /opt belongs to nobody. */
+    spec->instruction_file = "/var/postern/task/instruction.md";
+    spec->system_file = "/var/postern/task/system.md";
     spec->cwd = "{workdir}";
     if (toml_need_table(root, "run", &run, err) < 0 ||
         read_texts(spec, run, "argv", &spec->argv, err) < 0 || read_options(spec, run, err) < 0 ||
