@@ -237,6 +237,7 @@ def test_a_client_that_retries_gets_there(sdk, inlet):
 def test_a_stream_that_breaks_is_no_success(both_sdks, inlet):
     def policy(_):
         yield chunk(content="half an ")
+        time.sleep(1)  # the first piece is with the agent before the rest breaks: earlier, the call would be redelivered
         yield "nonsense"
 
     server = inlet()
