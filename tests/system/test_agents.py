@@ -46,7 +46,8 @@ AGENTS = {agent.name: agent for agent in (
     # It tries its registry in the background; there is no switch against that.
     Agent("opencode", lambda c: ("bash", {"command": c, "description": "a command"}),
           lambda d: ("edit", {"filePath": f"{d}/greeting.txt", "oldString": "hello", "newString": "goodbye"}),
-          read=lambda d: ("read", {"filePath": f"{d}/greeting.txt"}), hosts=["registry."]),
+          read=lambda d: ("read", {"filePath": f"{d}/greeting.txt"}), hosts=["registry."],
+          resets=False),  # at times it takes the cut text for a turn and goes on from there
     Agent("gemini-cli", lambda c: ("run_shell_command", {"command": c, "description": "a command"}),
           lambda d: ("replace", {"file_path": "greeting.txt", "old_string": "hello", "new_string": "goodbye",
                                  "instruction": "a change"}),
