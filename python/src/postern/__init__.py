@@ -5,8 +5,9 @@ from .client import Client
 from .errors import (AuthError, Busy, CallFailed, Conflict, InvalidRequest, NotFound, PosternError, ServerError, TimedOut,
                      Unreachable)
 from .local import LocalServer, local
+from .training import advantages
 from .worker import GateWorker
 
 __all__ = ["AsyncClient", "AuthError", "Busy", "CallFailed", "Client", "Conflict", "GateWorker", "InvalidRequest",
-           "LocalServer", "NotFound", "PosternError", "ServerError", "TimedOut", "Unreachable", "local"]
+           "LocalServer", "NotFound", "PosternError", "ServerError", "TimedOut", "Unreachable", "advantages", "local"]
 __version__ = "0.1.0"
