@@ -128,6 +128,20 @@ struct gateway_stats {
 
 enum gateway_phase { GATEWAY_CALL_BEGUN, GATEWAY_CALL_DONE };
 
+/* A call of a tool that the task answers itself: its definition says "answered_by": "task". The
+ * owner ends it with gateway_tool_answer() or gateway_tool_fail(), unless on_tool_closed came; not
+ * from inside on_tool. */
+struct gateway_tool {
+    void *owner; /* the owner's, to find its own side again */
+};
+/* What came of a call of a tool. Valid during the callback. */
+struct gateway_tool_note {
+    const char *name, *by;        /* by: "trainer", "task" */
+    struct str arguments, result; /* JSON; result: {"result": ...}, STR_NONE when it failed */
+    const char *failure;          /* NULL: none */
+    uint64_t ms;
+};
+
 struct gateway_session_options {
     const char *rollout_id;
     const char *group_id; /* NULL: none */
@@ -142,8 +156,14 @@ struct gateway_session_options {
                                   their status */
     uint32_t retry_grace_ms;   /* 0: 30 s: a call whose agent went away is kept for its return */
     uint64_t held_ms_max;      /* 0: 1 h: a call nobody answers at the gate fails then */
-    struct str tools;          /* tools the trainer runs: a JSON array of definitions; STR_NONE */
-    const char *calls_path;    /* calls.jsonl to append to; NULL: none */
+    struct str tools;          /* the rollout's own: a JSON array of definitions (docs/http-api.md);
+                                  STR_NONE */
+    /* Those of them that the task answers: run it; nobody waits any more. NULL: there are none. */
+    void (*on_tool)(void *context, struct gateway_tool *tool, const char *name,
+                    struct str arguments);
+    void (*on_tool_closed)(void *context, struct gateway_tool *tool);
+    void (*on_tool_note)(void *context, const struct gateway_tool_note *note); /* may be NULL */
+    const char *calls_path; /* calls.jsonl to append to; NULL: none */
     /* A call begins or is done (its record is committed then). `call` is valid during the callback.
      * May be NULL. */
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
@@ -168,6 +188,9 @@ void gateway_free(struct gateway *gateway);
 struct gateway_session *gateway_open(struct gateway *gateway,
                                      const struct gateway_session_options *options,
                                      struct err *err);
+/* `result`: any JSON value. */
+void gateway_tool_answer(struct gateway_tool *tool, struct str result);
+void gateway_tool_fail(struct gateway_tool *tool, const char *text);
 /* Would gateway_open() take these tools? Any thread. ERR_INPUT names what is wrong. */
 int gateway_tools_check(struct str definitions, struct err *err);
 /* Serves a connection of the agent; owns the descriptor from now on. */

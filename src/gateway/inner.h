@@ -9,6 +9,7 @@
  *     retry.c     requests that come again, and agents that went away
  *     upstream.c  one attempt: over HTTP, played from a script, or held at the gate
  *     hold.c      holds; hold_object.c is what the trainer sees of a held call
+ *     tools.c     a rollout's own tools; tools_run.c is one call of one; mcp.c offers them as MCP
  *     model.c     what a model is; script.c reads scripts; play.c makes and plays their answers */
 #ifndef GATEWAY_INNER_H
 #define GATEWAY_INNER_H
@@ -320,6 +321,17 @@ struct lineage {
     uint64_t clock;
 };
 
+/* What MCP clients of this rollout are doing: mcp.c. */
+#define MCP_GONE_MAX 16
+struct mcp {
+    struct list posts;           /* that wait for an answer */
+    uint64_t gone[MCP_GONE_MAX]; /* sessions that were ended; a ring */
+    uint32_t gone_count;
+    uint32_t sessions, lists, calls, cancelled;
+    const char *version; /* as last agreed; NULL: never */
+    char client[96];
+};
+
 /* The session's recent calls, for requests that come again. */
 struct retries {
     struct gateway *gateway;
@@ -346,6 +358,11 @@ struct gateway_session {
     uint64_t held_ms_max;
     struct tools *tools; /* NULL: none */
     uint32_t tools_in_flight, tool_calls;
+    void (*on_tool)(void *context, struct gateway_tool *tool, const char *name,
+                    struct str arguments);
+    void (*on_tool_closed)(void *context, struct gateway_tool *tool);
+    void (*on_tool_note)(void *context, const struct gateway_tool_note *note);
+    struct mcp mcp;
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
     void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
     void *context;

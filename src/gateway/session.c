@@ -314,7 +314,7 @@ static void on_request(void *context, struct http_exchange *exchange)
         http_respond(exchange, 200, NULL, 0, STR_NONE);
         return;
     }
-    if (tools_request(session, exchange, path))
+    if (tools_request(session, exchange, path) || mcp_request(session, exchange, path))
         return;
     struct dialect_route route = dialect_find_route(method, path);
     switch (route.kind) {
@@ -345,6 +345,7 @@ static void session_free(struct gateway_session *session)
     fd_close(&session->calls_fd);
     map_deinit(&session->hosts);
     tools_free(session->tools);
+    mcp_deinit(session);
     retries_deinit(&session->retries);
     lineage_deinit(&session->lineage);
     model_unref(session->model);
@@ -366,6 +367,15 @@ static void put_limits(struct gateway_session *session, const struct gateway_lim
     own->connections_max = own->connections_max ? own->connections_max : CONNECTIONS_MAX;
     own->body_bytes_max = own->body_bytes_max ? own->body_bytes_max : BODY_BYTES_MAX;
     own->answer_bytes_max = own->answer_bytes_max ? own->answer_bytes_max : ANSWER_BYTES_MAX;
+}
+
+/* Somebody is there for each of them. */
+static int check_tools(const struct gateway_session *session, struct err *err)
+{
+    if (session->tools && !session->gateway->gate && tools_need_trainer(session->tools))
+        return err_set(err, ERR_UNSUPPORTED,
+                       "the trainer answers these tools: that needs `postern serve`");
+    return 0;
 }
 
 static int open_calls_file(struct gateway_session *session, struct err *err)
@@ -410,9 +420,13 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->held_ms_max = options->held_ms_max ? options->held_ms_max : HELD_MS_MAX;
     session->on_call = options->on_call;
     session->on_exhausted = options->on_exhausted;
+    session->on_tool = options->on_tool;
+    session->on_tool_closed = options->on_tool_closed;
+    session->on_tool_note = options->on_tool_note;
     session->context = options->context;
     session->calls_fd = -1;
     list_init(&session->calls);
+    list_init(&session->mcp.posts);
     retries_init(&session->retries, gateway);
     session->retry_grace_ms = options->retry_grace_ms ? options->retry_grace_ms : RETRY_GRACE_MS;
     put_limits(session, &options->limits);
@@ -424,7 +438,8 @@ struct gateway_session *gateway_open(struct gateway *gateway,
             mem_zero(replay_calls(session->model->replay) * sizeof *session->script_uses);
     if (options->tools.size)
         session->tools = tools_new(options->tools, err);
-    if ((options->tools.size && !session->tools) || open_calls_file(session, err) < 0) {
+    if ((options->tools.size && !session->tools) || check_tools(session, err) < 0 ||
+        open_calls_file(session, err) < 0) {
         session_free(session);
         return NULL;
     }
@@ -551,8 +566,10 @@ void gateway_session_report(const struct gateway_session *session, struct json_w
     json_set_int(out, "refused", stats->refused);
     json_set_int(out, "retries", stats->retries);
     json_set_int(out, "redelivered", stats->redelivered);
-    if (session->tools)
+    if (session->tools) {
         json_set_int(out, "tool_calls", session->tool_calls);
+        mcp_report(session, out);
+    }
     json_key(out, "usage");
     trace_usage_write(&stats->usage, out);
     json_set_text(out, "cause", gateway_cause_name(stats->cause));

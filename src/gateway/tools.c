@@ -1,4 +1,4 @@
-/* tools.c - tools that run on the trainer's side, called by the agent through its inlet.
+/* tools.c - a rollout's own tools, called by the agent through its inlet.
  *
  *     GET  /v1/tools, /vf/tools?protocol=P     the definitions, in the shape of P
  *     POST /v1/tools/{name}                    body: the arguments; answer: the result
@@ -7,10 +7,10 @@
  *                                              among the tools; else nobody speaks and nothing
  * stops
  *
- * A call waits at the gate like a model call, and whoever takes it answers {"result": ...}. What a
- * rollout may call was fixed when it was submitted: the definitions are the allowlist, and names
- * that steer an environment are never on it. A rollout reaches its own tools only, because its
- * socket is its identity. */
+ * Who answers is in tools_run.c; mcp.c offers the same tools to MCP clients. What a rollout may
+ * call was fixed when it was submitted: the definitions are the allowlist, and names that steer an
+ * environment are never on it. A rollout reaches its own tools only, because its socket is its
+ * identity. */
 #include "gateway/tools.h"
 
 #include <ctype.h>
@@ -18,7 +18,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "gateway/gate.h"
 #include "gateway/gateway.h"
 #include "gateway/inner.h"
 
@@ -33,31 +32,11 @@ struct tools {
     struct json_doc doc;
 };
 
-/* What can be asked of the trainer, and what its answer must have. */
-enum tool_kind { TOOL_FUNCTION, TOOL_USER, TOOL_STOP };
-static const struct {
-    const char *name, *member;
-    enum json_type type; /* NONE: any */
-} kinds[] = {
-    [TOOL_FUNCTION] = {"tool", "result", JSON_NONE},
-    [TOOL_USER] = {"user", "messages", JSON_ARRAY},
-    [TOOL_STOP] = {"stop", "done", JSON_NONE},
-};
-
-/* A call on its way. */
+/* A call on its way, over plain HTTP. */
 struct tool_call {
-    struct gateway_session *session;
     struct http_exchange *exchange;
-    struct gate_call *call;
-    enum tool_kind kind;
-    bool wrapped; /* the answer is {"result": ...} */
-};
-
-/* What the gate keeps of it. */
-struct tool_object {
-    enum tool_kind kind;
-    char *name; /* of a function */
-    struct buf arguments;
+    struct tool_run *run;
+    bool function, wrapped; /* wrapped: the answer is {"result": ...} */
 };
 
 /* ---------------------------------------------------------------- definitions */
@@ -95,12 +74,12 @@ static bool is_handler(struct json tool)
     return json_is(type, "user") || json_is(type, "stop");
 }
 
-static bool has_handler(const struct tools *tools, enum tool_kind kind)
+bool tools_have_handler(const struct tools *tools, enum tool_kind kind)
 {
     if (!tools)
         return false;
     JSON_EACH (item, json_root(&tools->doc))
-        if (json_is(json_get(item.value, "type"), kinds[kind].name))
+        if (json_is(json_get(item.value, "type"), kind == TOOL_USER ? "user" : "stop"))
             return true;
     return false;
 }
@@ -135,6 +114,10 @@ static int check(const struct tools *tools, struct err *err)
         if (json_exists(schema) && json_type(schema) != JSON_OBJECT)
             return err_set(err, ERR_INPUT, "tool '%.*s': its parameters are no object",
                            STR_ARGS(text));
+        struct json by = json_get(item.value, "answered_by");
+        if (json_exists(by) && !json_is(by, "trainer") && !json_is(by, "task"))
+            return err_set(err, ERR_INPUT, "tool '%.*s': 'answered_by' is trainer or task",
+                           STR_ARGS(text));
         struct json first = find_tool(tools, text);
         if (first.at != item.value.at)
             return err_set(err, ERR_INPUT, "tool '%.*s' is there twice", STR_ARGS(text));
@@ -162,6 +145,40 @@ void tools_free(struct tools *tools)
     json_doc_deinit(&tools->doc);
     buf_deinit(&tools->source);
     free(tools);
+}
+
+bool tools_have(const struct tools *tools, struct str name)
+{
+    return tools && json_exists(find_tool(tools, name));
+}
+
+bool tools_by_task(const struct tools *tools, struct str name)
+{
+    return json_is(json_get(find_tool(tools, name), "answered_by"), "task");
+}
+
+bool tools_need_trainer(const struct tools *tools)
+{
+    JSON_EACH (item, json_root(&tools->doc))
+        if (!is_handler(item.value) && !json_is(json_get(item.value, "answered_by"), "task"))
+            return true;
+    return false;
+}
+
+void tools_each(const struct tools *tools, void (*each)(void *context, const struct tool *tool),
+                void *context)
+{
+    if (!tools)
+        return;
+    JSON_EACH (item, json_root(&tools->doc)) {
+        struct json function = function_of(item.value);
+        if (is_handler(item.value))
+            continue;
+        each(context, &(struct tool){.name = json_get(function, "name"),
+                                     .description = json_get(function, "description"),
+                                     .schema = schema_of(item.value),
+                                     .whole = item.value});
+    }
 }
 
 int gateway_tools_check(struct str definitions, struct err *err)
@@ -242,71 +259,21 @@ static void answer_list(struct gateway_session *session, struct http_exchange *e
     http_respond_json(exchange, 200, buf_str(&body));
 }
 
-/* ---------------------------------------------------------------- at the gate */
-
-static void object_write(void *payload, bool raw, struct json_writer *out)
-{
-    const struct tool_object *object = payload;
-    (void)raw;
-    json_set_text(out, "kind", kinds[object->kind].name);
-    if (object->name)
-        json_set_text(out, "name", object->name);
-    json_set_raw(out, "arguments", buf_str(&object->arguments));
-}
-
-static void object_free(void *payload)
-{
-    struct tool_object *object = payload;
-    buf_deinit(&object->arguments);
-    free(object->name);
-    free(object);
-}
-
-static int object_read(enum tool_kind kind, struct str body, struct buf *out, struct err *err)
-{
-    OWN(json_doc) struct json_doc doc = {0};
-    if (json_read(&doc, body, NULL, err) < 0) {
-        if (err)
-            err->kind = ERR_INPUT;
-        return -1;
-    }
-    struct json value = json_get(json_root(&doc), kinds[kind].member);
-    if (!json_exists(value) || (kinds[kind].type && json_type(value) != kinds[kind].type))
-        return err_set(err, ERR_INPUT, "the answer to a %s call is {\"%s\": ...}", kinds[kind].name,
-                       kinds[kind].member);
-    buf_str_append(out, body);
-    return 0;
-}
-
-static int read_result(struct str body, struct buf *out, struct err *err)
-{
-    return object_read(TOOL_FUNCTION, body, out, err);
-}
-
-static int read_messages(struct str body, struct buf *out, struct err *err)
-{
-    return object_read(TOOL_USER, body, out, err);
-}
-
-static int read_done(struct str body, struct buf *out, struct err *err)
-{
-    return object_read(TOOL_STOP, body, out, err);
-}
+/* ---------------------------------------------------------------- one call */
 
 /* The one end: whoever answers has let go of the exchange. */
 static void tool_call_free(struct tool_call *tool)
 {
-    tool->session->tools_in_flight--;
-    gate_call_close(tool->call);
+    tool_run_close(tool->run);
     free(tool);
 }
 
-static void on_answer(void *context, struct str body)
+static void on_result(void *context, struct str body)
 {
     struct tool_call *tool = context;
     OWN(json_doc) struct json_doc doc = {0};
     OWN(buf) struct buf wrapped = {0};
-    if (tool->kind != TOOL_FUNCTION) {
+    if (!tool->function) {
         http_respond_json(tool->exchange, 200, body);
         tool_call_free(tool);
         return;
@@ -319,27 +286,11 @@ static void on_answer(void *context, struct str body)
     tool_call_free(tool);
 }
 
-static void on_fail(void *context, const struct err *err, int http_status, struct str type)
+static void on_fail(void *context, const struct err *err, int http_status)
 {
     struct tool_call *tool = context;
-    (void)type;
     answer_text(tool->exchange, http_status, err->text);
     tool_call_free(tool);
-}
-
-/* Streams are not opened for what is answered whole. */
-static void on_nothing(void *context)
-{
-    (void)context;
-}
-static void on_no_chunk(void *context, struct str bytes)
-{
-    (void)context;
-    (void)bytes;
-}
-static void on_no_break(void *context, const struct err *err)
-{
-    on_fail(context, err, 503, STR_NONE);
 }
 
 static void on_gone(void *context)
@@ -347,47 +298,19 @@ static void on_gone(void *context)
     tool_call_free(context);
 }
 
-static void hold_tool(struct gateway_session *session, struct http_exchange *exchange,
-                      enum tool_kind kind, struct str name, struct json arguments, bool wrapped)
+static void start(struct gateway_session *session, struct http_exchange *exchange,
+                  enum tool_kind kind, struct str name, struct json arguments, bool wrapped)
 {
-    static int (*const readers[])(struct str, struct buf *, struct err *) = {
-        [TOOL_FUNCTION] = read_result, [TOOL_USER] = read_messages, [TOOL_STOP] = read_done};
-    struct tool_object *object = mem_zero(sizeof *object);
+    static const struct tool_run_handlers handlers = {on_result, on_fail};
     struct tool_call *tool = mem_zero(sizeof *tool);
     struct err err = {0};
-    char id[ID_MAX];
-    id_make(id, "t");
-    object->kind = kind;
-    object->name = kind == TOOL_FUNCTION ? str_dup(name) : NULL;
-    buf_str_append(&object->arguments, json_raw(arguments));
-    *tool = (struct tool_call){session, exchange, NULL, kind, wrapped};
-    struct gate_hold order = {
-        .call_id = id,
-        .rollout_id = session->rollout_id,
-        .group_id = session->group_id,
-        .turn = session->stats.turns,
-        .deadline_ms = session->held_ms_max,
-        .whole = true,
-        .read = readers[kind],
-        .payload = object,
-        .write = object_write,
-        .free_payload = object_free,
-        .on_answer = on_answer,
-        .on_chunk = on_no_chunk,
-        .on_end = on_nothing,
-        .on_fail = on_fail,
-        .on_broken = on_no_break,
-        .context = tool,
-    };
-    tool->call = gate_hold(session->gateway->gate, session->gateway->loop, &order, &err);
-    if (!tool->call) {
-        object_free(object);
+    *tool = (struct tool_call){exchange, NULL, kind == TOOL_FUNCTION, wrapped};
+    tool->run = tool_run_start(session, kind, name, json_raw(arguments), &handlers, tool, &err);
+    if (!tool->run) {
         free(tool);
-        answer_text(exchange, 503, "too many calls are waiting");
+        answer_text(exchange, tool_refusal_status(&err), err.text);
         return;
     }
-    session->tools_in_flight++;
-    session->tool_calls++;
     http_exchange_notify(exchange, 0, NULL, on_gone, tool);
 }
 
@@ -410,12 +333,8 @@ static void take_body(struct gateway_session *session, struct http_exchange *exc
         arguments = json_get(arguments, "arguments");
     if (json_type(arguments) != JSON_OBJECT)
         answer_text(exchange, 400, "tool arguments must be a JSON object");
-    else if (session->tools_in_flight >= session->limits.in_flight_max)
-        answer_text(exchange, 429, "too many tool calls of this rollout are in flight");
-    else if (session->closing || session->stop_reason)
-        answer_text(exchange, 400, "this rollout is over");
     else
-        hold_tool(session, exchange, kind, name, arguments, wrapped);
+        start(session, exchange, kind, name, arguments, wrapped);
 }
 
 static void on_plain_body(void *context, struct http_exchange *exchange, struct str body,
@@ -450,7 +369,7 @@ static void on_stop_body(void *context, struct http_exchange *exchange, struct s
 static void answer_handler(struct gateway_session *session, struct http_exchange *exchange,
                            enum tool_kind kind)
 {
-    bool handled = has_handler(session->tools, kind) && session->gateway->gate;
+    bool handled = tools_have_handler(session->tools, kind) && session->gateway->gate;
     if (kind == TOOL_STOP && session->stop_reason)
         http_respond_json(exchange, 200, STR("{\"done\":true,\"stop_condition\":\"stopped\"}"));
     else if (handled)
@@ -482,8 +401,7 @@ bool tools_request(struct gateway_session *session, struct http_exchange *exchan
     } else if (!post || !name.size) {
         session_refused(session, REFUSED_METHOD);
         answer_text(exchange, 405, "this path has another method");
-    } else if (!session->tools || !session->gateway->gate ||
-               !json_exists(find_tool(session->tools, name))) {
+    } else if (!tools_have(session->tools, name)) {
         session_refused(session, REFUSED_PATH);
         answer_text(exchange, 404, "tool not found");
     } else {
