@@ -509,8 +509,10 @@ void script_scene_read(struct script_scene *scene, const struct upstream_request
             if (!scene->instruction.data)
                 scene->instruction = text;
             break;
-        case TRACE_ASSISTANT:
-            scene->turn++;
+        case TRACE_ASSISTANT: /* what an agent kept of a broken answer stands before the whole one
+                               */
+            if (i == 0 || trace->messages[i - 1].role != TRACE_ASSISTANT)
+                scene->turn++;
             break;
         case TRACE_TOOL:
             scene->result = text;

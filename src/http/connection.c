@@ -2,6 +2,7 @@
  *
  *     idle -> head -> exchange (body, answer) -> idle ...
  *                 \__________________________\-> linger -> closed
+ *                                             \-> breaking -> reset
  *
  * Everything that happens only notes it and pumps: pump takes from the input what the state allows,
  * flushes the output, and says in settle what to watch for and until when. Invariants:
@@ -15,8 +16,10 @@
 #include "server.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "base/check.h"
@@ -27,6 +30,7 @@ enum {
     READ_AHEAD_MAX = 16384,
     LINGER_MS_MAX = 5000,
     GATHER_BYTES_MAX = 16384,
+    BREAK_MS = 200,
 };
 
 /* --- the end --- */
@@ -81,7 +85,7 @@ void http_conn_close(struct http_conn *conn, bool reset)
     int fd = conn->watch.fd;
     loop_watch_stop(&conn->watch);
     http_deadline_stop(&conn->deadline);
-    if (reset) {
+    if (reset || conn->breaking) {
         struct linger none = {.l_onoff = 1, .l_linger = 0};
         (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
         mark_reset(fd);
@@ -108,6 +112,31 @@ static void linger(struct http_conn *conn)
 {
     conn->lingering = true;
     conn->read_due = loop_now_ms(conn->loop) + LINGER_MS_MAX;
+}
+
+/* A reset that arrives together with the last bytes is no reset for everybody: libuv, which Node.js
+ * stands on, reads the bytes, sees the hang-up beside them and tells an orderly end without ever
+ * asking for the error. So the reset waits until the peer's kernel has all there is and the peer
+ * had a while to read it. Whoever is slower than that still finds an unfinished chunk. */
+void http_conn_break(struct http_conn *conn)
+{
+    uint64_t now = loop_now_ms(conn->loop);
+    conn->breaking = conn->lingering = true;
+    conn->read_due = now + BREAK_MS;
+    conn->break_due = now + LINGER_MS_MAX;
+    if (!conn->processing)
+        http_conn_settle(conn);
+}
+
+static void break_now_or_later(struct http_conn *conn)
+{
+    uint64_t now = loop_now_ms(conn->loop);
+    int on_their_way = 0;
+    (void)ioctl(conn->watch.fd, SIOCOUTQ, &on_their_way);
+    if ((conn->out.size || on_their_way) && now < conn->break_due)
+        conn->read_due = now + BREAK_MS;
+    else
+        http_conn_close(conn, true);
 }
 
 static void refuse(struct http_conn *conn, int status, const char *why)
@@ -492,7 +521,7 @@ static void pump(struct http_conn *conn, char *data, size_t size)
     } while (!conn->out.size && !conn->broken && !conn->closed);
     if (conn->broken)
         http_conn_gone(conn, ERR_LOST, "the peer went away");
-    if (!conn->closed && conn->lingering && !conn->shut && !conn->out.size) {
+    if (!conn->closed && conn->lingering && !conn->breaking && !conn->shut && !conn->out.size) {
         (void)shutdown(conn->watch.fd, SHUT_WR);
         conn->shut = true;
         if (conn->eof)
@@ -531,7 +560,7 @@ static void at_eof(struct http_conn *conn)
         conn->lost |= code != 0;
     if (conn->exchange && !conn->exchange->ended)
         http_conn_gone(conn, ERR_LOST, "the peer went away");
-    else if (conn->lingering && conn->shut)
+    else if (conn->lingering && (conn->shut || conn->breaking))
         http_conn_close(conn, false);
 }
 
@@ -579,7 +608,9 @@ static void passed(struct http_deadline *deadline)
         return;
     }
     if (conn->read_due && now >= conn->read_due) {
-        if (conn->lingering || (!conn->exchange && !conn->head_started)) {
+        if (conn->breaking) {
+            break_now_or_later(conn);
+        } else if (conn->lingering || (!conn->exchange && !conn->head_started)) {
             http_conn_close(conn, false);
         } else if (!conn->exchange) {
             refuse(conn, 408, "the request head did not come in time");

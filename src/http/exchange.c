@@ -280,7 +280,9 @@ static size_t write_head(struct http_exchange *exchange, char *out, int status,
         at = put(at, STR("Transfer-Encoding: chunked\r\n"));
     else if (length >= 0 && status != 204 && status != 304)
         at += sprintf(at, "Content-Length: %lld\r\n", length);
-    if (!exchange->keep_alive)
+    /* Not beside chunks, although RFC 9112 9.6 would like it: undici then takes any end of the
+     * connection for the end of the body, even a reset. The last chunk says the same and better. */
+    if (!exchange->keep_alive && !exchange->chunked)
         at = put(at, STR("Connection: close\r\n"));
     else if (exchange->minor == 0)
         at = put(at, STR("Connection: keep-alive\r\n"));
@@ -379,10 +381,18 @@ void http_exchange_reset(struct http_exchange *exchange)
 {
     if (is_void(exchange, true))
         return;
+    struct http_conn *conn = exchange->conn;
     exchange->ended = true;
-    if (exchange->conn->out.size)
-        http_conn_send(exchange->conn, &(struct iovec){0}, 1); /* what was gathered is on its way */
-    http_conn_close(exchange->conn, true);
+    if (!exchange->begun) {
+        http_conn_close(conn, true);
+        return;
+    }
+    /* A chunk is promised that never comes. Bun's client takes a connection that dies between two
+     * chunks for the end of the body, whatever it died of; inside a chunk it does not. */
+    struct iovec pieces[2] = {{0}, {(void *)"1\r\n", 3}};
+    http_conn_send(conn, pieces, exchange->chunked && !exchange->bodiless ? 2 : 1);
+    if (!conn->closed)
+        http_conn_break(conn);
 }
 
 void http_exchange_notify(struct http_exchange *exchange, size_t low,

@@ -97,7 +97,8 @@ void http_respond_begin(struct http_exchange *exchange, int status,
 size_t http_respond_write(struct http_exchange *exchange, struct str data);
 size_t http_respond_queued(const struct http_exchange *exchange);
 void http_respond_end(struct http_exchange *exchange);
-/* Breaks the connection so that the peer sees a reset, never a clean end. */
+/* Breaks the connection so that the peer sees a reset, never a clean end: a chunk is left
+ * unfinished, and the reset follows when what was written has arrived and could be read. */
 void http_exchange_reset(struct http_exchange *exchange);
 /* Answers 101: the connection goes on in another protocol (RFC 9110, 7.8; `headers` name it). What
  * comes is given to on_data as it is, `end` or an error last; http_respond_write() sends as it is;

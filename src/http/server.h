@@ -33,6 +33,7 @@ struct http_conn {
     struct http_exchange *exchange;
     size_t scanned;     /* of `in`, by http_head_find() */
     uint64_t read_due;  /* when the bytes we wait for are late; 0: we do not wait */
+    uint64_t break_due; /* breaking: when the reset comes whatever the peer has read */
     uint64_t write_due; /* when a reader without progress is too slow; 0: nothing is queued */
     bool processing;    /* pump is on the stack: it will see what changed */
     bool scheduled;     /* pump is deferred */
@@ -44,6 +45,7 @@ struct http_conn {
     bool head_started; /* the first byte of a head is here */
     bool lingering;    /* the last answer is made; what still comes is thrown away */
     bool shut;         /* lingering, and our side is shut */
+    bool breaking;     /* lingering, and a reset is the end of it */
     bool lost;         /* the peer reset the connection */
     void (*on_fate)(void *context, bool taken); /* of the last answer; NULL: nobody asked */
     void *fate_context;
@@ -90,6 +92,8 @@ void http_conn_start(struct http_server *server, int fd);
 /* Closes the descriptor now. The memory goes when this tick is over and nobody holds the exchange.
  */
 void http_conn_close(struct http_conn *conn, bool reset);
+/* The answer ends unfinished: a reset follows when the peer had time to read what there is. */
+void http_conn_break(struct http_conn *conn);
 void http_conn_release(struct http_conn *conn);
 /* The peer is lost: tells whoever must know, closes. */
 void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text);

@@ -77,13 +77,23 @@ static void write_queue(struct bridge *bridge)
         (void)shutdown(bridge->fd, SHUT_WR);
 }
 
-/* Returns false when the bridge is gone. */
+static void look_for_reset(struct bridge *bridge)
+{
+    char mark;
+    if (recv(bridge->fd, &mark, 1, MSG_OOB) == 1)
+        bridge->gateway_reset = true;
+}
+
+/* Returns false when the bridge is gone. An end is only believed after a look for the mark of a
+ * reset, which reading past it would lose: the gateway may have closed since `on_ready` was told
+ * what is there. So a short read ends the round, and a full one looks again. */
 static bool read_gateway(struct bridge *bridge)
 {
     size_t room;
     while (!bridge->gateway_ended && (room = flow_room(&bridge->flow))) {
         char bytes[16384];
-        ssize_t size = recv(bridge->fd, bytes, room < sizeof bytes ? room : sizeof bytes, 0);
+        size_t asked = room < sizeof bytes ? room : sizeof bytes;
+        ssize_t size = recv(bridge->fd, bytes, asked, 0);
         if (size < 0 && errno == EINTR)
             continue;
         if (size < 0 && errno == EAGAIN)
@@ -102,6 +112,9 @@ static bool read_gateway(struct bridge *bridge)
             return true;
         }
         flow_send(&bridge->flow, str_make(bytes, (size_t)size));
+        if ((size_t)size < asked)
+            return true;
+        look_for_reset(bridge);
     }
     return true;
 }
@@ -109,9 +122,8 @@ static bool read_gateway(struct bridge *bridge)
 static void on_ready(struct loop_watch *watch, uint32_t events)
 {
     struct bridge *bridge = watch->context;
-    char mark;
-    if (events & LOOP_HANGUP && recv(bridge->fd, &mark, 1, MSG_OOB) == 1)
-        bridge->gateway_reset = true;
+    if (events & LOOP_HANGUP)
+        look_for_reset(bridge);
     if (events & LOOP_WRITE)
         write_queue(bridge);
     if (events & (LOOP_READ | LOOP_HANGUP) && !read_gateway(bridge))

@@ -30,8 +30,8 @@ class Agent:
     """How the scripted model must speak to an agent: the names and arguments of its tools. `edit` and `read` are told the
     folder greeting.txt is in."""
 
-    def __init__(self, name, shell, edit, hosts=(), read=None, folder=WORKDIR, resets=True):
-        self.folder, self.resets = folder, resets
+    def __init__(self, name, shell, edit, hosts=(), read=None, folder=WORKDIR):
+        self.folder = folder
         self.name, self.shell, self.edit, self.read, self.hosts = name, shell, edit, read, tuple(hosts)
 
 
@@ -46,14 +46,12 @@ AGENTS = {agent.name: agent for agent in (
     # It tries its registry in the background; there is no switch against that.
     Agent("opencode", lambda c: ("bash", {"command": c, "description": "a command"}),
           lambda d: ("edit", {"filePath": f"{d}/greeting.txt", "oldString": "hello", "newString": "goodbye"}),
-          read=lambda d: ("read", {"filePath": f"{d}/greeting.txt"}), hosts=["registry."],
-          resets=False),  # at times it takes the cut text for a turn and goes on from there
+          read=lambda d: ("read", {"filePath": f"{d}/greeting.txt"}), hosts=["registry."]),
     Agent("gemini-cli", lambda c: ("run_shell_command", {"command": c, "description": "a command"}),
           lambda d: ("replace", {"file_path": "greeting.txt", "old_string": "hello", "new_string": "goodbye",
                                  "instruction": "a change"}),
           read=lambda d: ("read_file", {"file_path": "greeting.txt"}),
-          folder="/work/a b-é",  # it refuses to edit below "suspicious characters"
-          resets=False),  # it gives up at times
+          folder="/work/a b-é"),  # it refuses to edit below "suspicious characters"
 )}
 every_agent = pytest.mark.parametrize("name", list(AGENTS))
 
@@ -205,9 +203,6 @@ def test_an_agent_gets_over_a_rate_limit_an_error_and_a_reset(agents_postern, in
         when = { tools = true, turn = 0 }
         times = 1
         error = { status = 500, message = "a bad day", show = true }
-        """
-    if agent.resets:
-        troubles += """
         [[rule]]
         when = { tools = true, turn = 1 }
         times = 1

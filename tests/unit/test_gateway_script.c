@@ -5,6 +5,7 @@ static const char tools_request[] =
     "{\"model\":\"m\",\"stream\":%s,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":"
     "\"bash\",\"parameters\":{}}}],\"messages\":[{\"role\":\"system\",\"content\":\"be brief\"},"
     "{\"role\":\"user\",\"content\":\"repair the repository\"}%s]}";
+#define BROKEN ",{\"role\":\"assistant\",\"content\":\"half of an ans\"}"
 #define TURN_1                                                                                     \
     ",{\"role\":\"assistant\",\"content\":\"Let me look.\",\"tool_calls\":[{\"id\":"               \
     "\"call_0_1_0\",\"type\":\"function\",\"function\":{\"name\":\"bash\",\"arguments\":"          \
@@ -98,6 +99,7 @@ TEST(rules_match_on_task_rollout_turn_and_words_and_the_first_that_fits_answers)
         {3, "t", "", "odd one"},
         {6, "t", "", "third of four"},
         {0, "t", TURN_1, "saw the result"},
+        {0, "t", BROKEN TURN_1, "saw the result"},
         {0, "t", "", "brief"},
         {0, NULL, "", "brief"},
     };

@@ -584,6 +584,48 @@ TEST(a_reset_looks_like_a_reset_and_never_like_an_end)
     close_world();
 }
 
+/* What libuv does: it reads what is there, and a hang-up told in the same round is an end for it.
+ */
+TEST(a_reset_does_not_arrive_together_with_the_last_bytes)
+{
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, STR("GET /hold HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    http_respond_write(held, STR("some"));
+    http_exchange_reset(held);
+    struct pollfd ready = {.fd = peer, .events = POLLIN};
+    WAIT(poll(&ready, 1, 0) > 0);
+    EXPECT_INT(ready.revents, POLLIN);
+    EXPECT(hear_until(peer, &in, "some"));
+    EXPECT_INT(hear_all(peer, &in), -2);
+    /* The body is unfinished in every reading: inside a chunk, and nothing says that the end of the
+     * connection could be its end. */
+    EXPECT(str_ends(buf_str(&in), STR("\r\n4\r\nsome\r\n1\r\n")));
+    EXPECT(str_find(buf_str(&in), STR("Connection:")) < 0);
+    close(peer);
+    WAIT(http_server_connections(server) == 0);
+    close_world();
+}
+
+TEST(a_peer_that_never_reads_is_reset_all_the_same)
+{
+    open_world((struct http_server_options){.write_idle_ms_max = 300});
+    int peer = tcp_peer();
+    say(peer, STR(GET("/hold")));
+    WAIT(held);
+    http_respond_begin(held, 200, NULL, 0);
+    OWN(mem) char *much = mem_zero(4 << 20);
+    for (int i = 0; i < 4; i++)
+        http_respond_write(held, str_make(much, 4 << 20));
+    http_exchange_reset(held);
+    WAIT(http_server_connections(server) == 0);
+    close(peer);
+    close_world();
+}
+
 TEST(the_handler_learns_that_its_client_went_away)
 {
     open_world((struct http_server_options){0});
