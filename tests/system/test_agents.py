@@ -86,16 +86,20 @@ def calls(*pairs):
     return {"calls": [{"name": name, "arguments": arguments} for name, arguments in pairs]}
 
 
+def turn_text(turn, table="rule"):
+    turn = {"say": turn} if isinstance(turn, str) else turn
+    lines = [f"{key} = {lib.quoted(turn[key])}" for key in ("reasoning", "say") if key in turn]
+    for call in turn.get("calls", ()):
+        lines += [f"[[{table}.call]]", f"name = {lib.quoted(call['name'])}",
+                  f"arguments = {lib.quoted(json.dumps(call['arguments']))}"]
+    return "\n".join(lines)
+
+
 def script(path, *turns, before="", name="the-model"):
     """A scripted model: each turn a text, or calls with perhaps reasoning and words. `before`: rules that come first."""
     lines = [f"name = {lib.quoted(name)}", before, "[[rule]]", "when.tools = true"]
     for turn in turns:
-        turn = {"say": turn} if isinstance(turn, str) else turn
-        lines.append("[[rule.turns]]")
-        lines += [f"{key} = {lib.quoted(turn[key])}" for key in ("reasoning", "say") if key in turn]
-        for call in turn.get("calls", ()):
-            lines += ["[[rule.turns.call]]", f"name = {lib.quoted(call['name'])}",
-                      f"arguments = {lib.quoted(json.dumps(call['arguments']))}"]
+        lines += ["[[rule.turns]]", turn_text(turn, "rule.turns")]
     lines += ["[[rule]]", "when.tools = false", 'say = "A title"']
     pathlib.Path(path).write_text("\n".join(lines) + "\n")
     return f"script:{path}"
@@ -214,6 +218,55 @@ def test_an_agent_gets_over_a_rate_limit_an_error_and_a_reset(agents_postern, in
     assert result["turns"] == len(editing(agent)) and result["final_text"] == "All is done."
 
 
+class Slow:
+    """Rollouts whose model takes a minute for its first word. They only wait, so they do it while other tests run."""
+
+    def __init__(self, folder, flags):
+        self.folder, self.flags, self.threads, self.results = folder, flags, {}, {}
+
+    def start(self, agent):
+        if agent.name in self.threads:
+            return
+        home = self.folder / agent.name
+        home.mkdir()
+        (home / "bundles").symlink_to(CACHE / "bundles")
+        slow = '[[rule]]\nwhen = { tools = true, turn = 0 }\nfirst_delay = "60s"\n'
+        model = script(home / "m.toml", *editing(agent), before=slow + turn_text(editing(agent)[0]))
+        task_ = editing_task(home / "t.json")
+
+        def work():
+            try:
+                self.results[agent.name] = run(lib.Postern(home, self.flags), agent, task_, model)
+            except AssertionError as error:
+                self.results[agent.name] = error
+
+        self.threads[agent.name] = threading.Thread(target=work)
+        self.threads[agent.name].start()
+
+    def result(self, name):
+        self.threads[name].join()
+        if isinstance(self.results[name], AssertionError):
+            raise self.results[name]
+        return lib.Postern(self.folder / name), self.results[name]
+
+
+@pytest.fixture(scope="module")
+def slow(sandbox_works, installed):
+    folder = lib.short_dir("pt-slow-")
+    yield Slow(folder, sandbox_works)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_ones_start_early(request):
+    names = [item.callspec.params["name"] for item in request.session.items
+             if item.originalname == test_a_minute_without_a_word_is_waited_for.__name__ and item.module is request.module]
+    if names:
+        slow, install = request.getfixturevalue("slow"), request.getfixturevalue("installed")
+        for name in names:
+            slow.start(install(name))
+
+
 @every_agent
 def test_a_refusal_is_the_agents_failure_whatever_its_exit_code_says(agents_postern, installed, tmp, name):
     postern, agent = agents_postern, installed(name)
@@ -323,6 +376,15 @@ def test_the_trainer_answers_an_agent(agents_postern, installed, name):
 
 
 # ---------------------------------------------------------------- many, and new ones
+@every_agent
+def test_a_minute_without_a_word_is_waited_for(slow, name):
+    postern, result = slow.result(name)
+    assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
+    recorded, _ = records(postern, result)
+    main = [call for call in recorded if not call["side"]]
+    assert [call["state"] for call in main] == ["answered"] * len(editing(AGENTS[name])), "asked once, waited, nothing asked again"
+
+
 def test_32_rollouts_of_a_real_agent_at_once(agents_postern, installed, tmp):
     postern, agent = agents_postern, installed("codex")
     done, results = postern.run("--agent", "codex", "--task", editing_task(tmp / "t.json"), "--model",
