@@ -51,6 +51,9 @@ static void decode(const struct wire_frame *frame)
     uint32_t credit;
     uint16_t rows, columns;
     uint8_t number;
+    uint64_t position;
+    struct wire_kept kept[WIRE_KEPT_MAX];
+    size_t count;
     switch (frame->type) {
     case WIRE_HELLO:
         if (wire_hello_read(frame->payload, &hello, NULL) == 0) {
@@ -106,6 +109,18 @@ static void decode(const struct wire_frame *frame)
         break;
     case WIRE_RESIZE:
         (void)wire_resize_read(frame->payload, &rows, &columns, NULL);
+        break;
+    case WIRE_ATTACH:
+        if (wire_attach_read(frame->payload, &position, NULL) == 0) {
+            wire_attach_add(&again, frame->stream, position);
+            same(frame, &again);
+        }
+        break;
+    case WIRE_KEPT:
+        if (wire_kept_read(frame->payload, kept, &count, NULL) == 0) {
+            wire_kept_add(&again, kept, count);
+            same(frame, &again);
+        }
         break;
     case WIRE_LOOKUP:
         (void)wire_lookup_read(frame->payload, &name, NULL);

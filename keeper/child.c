@@ -59,10 +59,11 @@ static void report(int setup, const struct err *err, const int *fd)
 /* Keeps only what the start names. */
 static void close_others(const struct child_start *start)
 {
-    int keep[5 + CGROUP_TREES_MAX];
+    int keep[6 + CGROUP_TREES_MAX];
     unsigned count = 0;
     keep[count++] = start->setup;
     keep[count++] = start->frames;
+    keep[count++] = start->control;
     keep[count++] = start->porter;
     keep[count++] = start->filter;
     keep[count++] = start->null;
@@ -392,13 +393,16 @@ static int name_host(const struct child_plan *plan, struct err *err)
 
 static void become_porter(const struct child_start *start, struct child_plan *plan, struct err *err)
 {
-    char frames[16], filter_text[16];
+    char frames[16], control[16], filter_text[16];
     const char *args[512];
     size_t count = 0;
     args[count++] = "porter";
     args[count++] = "--fd";
     snprintf(frames, sizeof frames, "%d", start->frames);
     args[count++] = frames;
+    args[count++] = "--control-fd";
+    snprintf(control, sizeof control, "%d", start->control);
+    args[count++] = control;
     if (plan->seccomp) {
         args[count++] = "--seccomp-fd";
         snprintf(filter_text, sizeof filter_text, "%d", start->filter);
@@ -412,6 +416,7 @@ static void become_porter(const struct child_start *start, struct child_plan *pl
     }
     args[count] = NULL;
     (void)fd_cloexec(start->frames, false);
+    (void)fd_cloexec(start->control, false);
     const char *environment[] = {NULL};
     (void)execveat(start->porter, "", (char *const *)args, (char *const *)environment,
                    AT_EMPTY_PATH);

@@ -47,10 +47,11 @@ struct child_report {
 
 /* What a child inherits; everything else is closed. */
 struct child_start {
-    int setup;  /* SEQPACKET: plan in, report out; closed by becoming the porter */
-    int frames; /* the porter's end */
-    int porter; /* its program */
-    int filter; /* the seccomp program */
+    int setup;   /* SEQPACKET: plan in, report out; closed by becoming the porter */
+    int frames;  /* the porter's end */
+    int control; /* likewise: new connections for frames come here */
+    int porter;  /* its program */
+    int filter;  /* the seccomp program */
     int null;
     int join[CGROUP_TREES_MAX];
     unsigned join_count;

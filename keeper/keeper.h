@@ -55,6 +55,7 @@ struct layer {
     size_t parent_count;
     unsigned users; /* sandboxes and layers that stand on it */
     bool dropped;
+    char *label;    /* of the sandbox it was */
     uint64_t owner; /* connection number */
     uint64_t orphan_at_ms;
 };
@@ -105,7 +106,8 @@ struct sandbox {
     struct shape *shape; /* NULL: embryo */
     enum life life;
     pid_t pid;
-    int pidfd, setup, frames, upper, slot;
+    int pidfd, setup, control, upper, slot;
+    int frames; /* until somebody has been given it */
     struct watch pid_watch, setup_watch;
     struct net *net;
     struct cgroup_leaf *leaf;
@@ -128,6 +130,9 @@ struct sandbox *sandbox_start(struct keeper *keeper, const struct shape *shape, 
                               struct err *err);
 void sandbox_kill(struct keeper *keeper, struct sandbox *sandbox);
 void sandbox_free(struct keeper *keeper, struct sandbox *sandbox); /* only when LIFE_GONE */
+/* A new connection to its porter, who drops the one it had. Its end for a server goes to
+ * `frames`. */
+int sandbox_reconnect(struct sandbox *sandbox, struct err *err);
 struct sandbox *sandbox_find(struct keeper *keeper, const char *id);
 /* First processes made ahead of time: one step; false: there are enough, or it failed. */
 bool embryos_refill(struct keeper *keeper, unsigned want);

@@ -43,6 +43,7 @@ static void layer_free(struct keeper *keeper, struct layer *layer)
     for (size_t i = 0; i < layer->parent_count; i++)
         layer_let_go(keeper, layer->parents[i]);
     free(layer->dir);
+    free(layer->label);
     free(layer);
 }
 
@@ -74,6 +75,8 @@ struct layer *layer_make(struct keeper *keeper, struct sandbox *sandbox, struct 
     layer->on_stage = !sandbox->shape->upper_on_disk;
     layer->trees = sandbox->trees;
     layer->owner = sandbox->owner;
+    layer->label = mem_dup(sandbox->label);
+    layer->orphan_at_ms = sandbox->orphan_at_ms;
     for (size_t i = 0; i < sandbox->used_count; i++) /* the hold moves */
         layer->parents[layer->parent_count++] = sandbox->used[i];
     sandbox->used_count = 0;

@@ -63,6 +63,7 @@ void sandbox_free(struct keeper *keeper, struct sandbox *sandbox)
     keeper_unwatch(keeper, &sandbox->setup_watch);
     fd_close(&sandbox->pidfd);
     fd_close(&sandbox->setup);
+    fd_close(&sandbox->control);
     fd_close(&sandbox->frames);
     fd_close(&sandbox->upper);
     shape_free(sandbox->shape);
@@ -140,6 +141,7 @@ static void release(struct keeper *keeper, struct sandbox *sandbox)
     keeper_unwatch(keeper, &sandbox->setup_watch);
     fd_close(&sandbox->pidfd);
     fd_close(&sandbox->setup);
+    fd_close(&sandbox->control);
     fd_close(&sandbox->frames);
     if (sandbox->leaf) {
         sandbox->oom_kills = cgroup_leaf_oom_kills(&keeper->cgroups, sandbox->leaf);
@@ -328,7 +330,7 @@ static bool maps_early(const struct keeper *keeper)
 
 static int spawn(struct keeper *keeper, struct sandbox *sandbox, struct err *err)
 {
-    int setup[2] = {-1, -1}, frames[2] = {-1, -1};
+    int setup[2] = {-1, -1}, frames[2] = {-1, -1}, control[2] = {-1, -1};
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, setup) < 0)
         return err_errno(err, "socketpair");
     sandbox->setup = setup[0];
@@ -337,9 +339,14 @@ static int spawn(struct keeper *keeper, struct sandbox *sandbox, struct err *err
         return err_errno(err, "socketpair");
     sandbox->frames = frames[0];
     OWN(fd) int child_frames = frames[1];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) < 0)
+        return err_errno(err, "socketpair");
+    sandbox->control = control[0];
+    OWN(fd) int child_control = control[1];
 
     struct child_start start = {.setup = child_setup,
                                 .frames = child_frames,
+                                .control = child_control,
                                 .porter = keeper->porter,
                                 .filter = keeper->filter,
                                 .null = keeper->stage.null,
@@ -368,6 +375,19 @@ static int spawn(struct keeper *keeper, struct sandbox *sandbox, struct err *err
     return 0;
 }
 
+int sandbox_reconnect(struct sandbox *sandbox, struct err *err)
+{
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        return err_errno(err, "socketpair");
+    OWN(fd) int ours = pair[0], theirs = pair[1];
+    if (fd_send(sandbox->control, "x", 1, &theirs, 1) != 1)
+        return err_errno(err, "a new connection for the porter");
+    fd_close(&sandbox->frames);
+    sandbox->frames = fd_take(&ours);
+    return 0;
+}
+
 /* --- embryos
  * ---------------------------------------------------------------------------------------- */
 
@@ -391,7 +411,8 @@ static struct sandbox *hatch(struct keeper *keeper, const struct cgroup_limits *
                              struct err *err)
 {
     struct sandbox *sandbox = mem_zero(sizeof *sandbox);
-    sandbox->pidfd = sandbox->setup = sandbox->frames = sandbox->upper = sandbox->slot = -1;
+    sandbox->pidfd = sandbox->setup = sandbox->control = sandbox->frames = -1;
+    sandbox->upper = sandbox->slot = -1;
     sandbox->pid_watch.fd = sandbox->setup_watch.fd = -1;
     sandbox->life = LIFE_EMBRYO;
     list_append(&keeper->sandboxes, &sandbox->node);

@@ -83,7 +83,7 @@ static void connection_close(struct keeper *keeper, struct connection *connectio
         sandbox->orphan_at_ms = until;
         if (sandbox->life == LIFE_GONE)
             sandbox_free(keeper, sandbox);
-        else if (private)
+        else if (private || sandbox->life == LIFE_STARTING) /* nobody has heard of it yet */
             sandbox_kill(keeper, sandbox);
     }
     LIST_EACH (at, &keeper->layers) {
@@ -191,6 +191,8 @@ static void answer_with_fds(struct keeper *keeper, struct sandbox *sandbox, stru
     fds[KEEPER_FD_INLET] = sandbox->net->inlet;
     fds[KEEPER_FD_RESOLVER] = sandbox->net->resolver;
     server_answer(keeper, request, &fields, fds, KEEPER_FDS, NULL);
+    /* Ours would keep the porter from noticing that the server is gone. */
+    fd_close(&sandbox->frames);
 }
 
 void server_answer_created(struct keeper *keeper, struct sandbox *sandbox)
@@ -366,11 +368,23 @@ static void do_oom(struct keeper *keeper, struct connection *connection, struct 
     server_answer(keeper, request, &fields, NULL, 0, &err);
 }
 
+/* A server that died may not have been noticed yet when its successor asks for what it had. */
+static void close_dead(struct keeper *keeper, const struct connection *asking)
+{
+    LIST_EACH (at, &keeper->connections) {
+        struct connection *connection = LIST_OF(at, struct connection, node);
+        char byte;
+        if (connection != asking &&
+            recv(connection->watch.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            connection_close(keeper, connection);
+    }
+}
+
 static void do_find(struct keeper *keeper, struct connection *connection, struct str packet,
                     struct request *request)
 {
     (void)packet;
-    (void)connection;
+    close_dead(keeper, connection);
     uint64_t now = clock_mono_ms();
     OWN(buf) struct buf fields = {0};
     LIST_EACH (at, &keeper->sandboxes) {
@@ -387,6 +401,19 @@ static void do_find(struct keeper *keeper, struct connection *connection, struct
         keeper_add_number(&fields, "age_ms", now - sandbox->born_ms);
         keeper_add(&fields, "label", sandbox->label ? sandbox->label : "");
     }
+    LIST_EACH (at, &keeper->layers) {
+        struct layer *layer = LIST_OF(at, struct layer, node);
+        if (layer->dropped || !layer->orphan_at_ms)
+            continue;
+        if (fields.size > KEEPER_PACKET_MAX / 2) {
+            struct request part = *request;
+            keeper_add_number(&fields, "more", 1);
+            server_answer(keeper, &part, &fields, NULL, 0, NULL);
+            buf_clear(&fields);
+        }
+        keeper_add(&fields, "layer", layer->id);
+        keeper_add(&fields, "label", layer->label ? layer->label : "");
+    }
     server_answer(keeper, request, &fields, NULL, 0, NULL);
 }
 
@@ -394,12 +421,15 @@ static void do_adopt(struct keeper *keeper, struct connection *connection, struc
                      struct request *request)
 {
     struct err err = {0};
+    close_dead(keeper, connection);
     const char *id = wanted_id(packet, &err);
     struct sandbox *sandbox = id ? sandbox_find(keeper, id) : NULL;
     if (id && (!sandbox || sandbox->life != LIFE_READY))
         err_set(&err, ERR_NOT_FOUND, "there is no sandbox '%s'", id);
     else if (sandbox && sandbox->owner != connection->number && !sandbox->orphan_at_ms)
         err_set(&err, ERR_CONFLICT, "the sandbox '%s' belongs to another server", id);
+    else if (sandbox)
+        (void)sandbox_reconnect(sandbox, &err);
     if (err.kind) {
         refuse(keeper, request, &err);
         return;
@@ -411,6 +441,24 @@ static void do_adopt(struct keeper *keeper, struct connection *connection, struc
         sandbox->used[i]->orphan_at_ms = 0;
     }
     answer_with_fds(keeper, sandbox, request);
+}
+
+static void do_adopt_layer(struct keeper *keeper, struct connection *connection, struct str packet,
+                           struct request *request)
+{
+    struct err err = {0};
+    close_dead(keeper, connection);
+    const char *id = keeper_field(packet, "layer");
+    struct layer *layer = id ? layer_find(keeper, id) : NULL;
+    if (!layer)
+        err_set(&err, ERR_NOT_FOUND, "there is no layer '%.60s'", id ? id : "");
+    else if (layer->owner != connection->number && !layer->orphan_at_ms)
+        err_set(&err, ERR_CONFLICT, "the layer '%s' belongs to another server", id);
+    if (!err.kind) {
+        layer->owner = connection->number;
+        layer->orphan_at_ms = 0;
+    }
+    server_answer(keeper, request, NULL, NULL, 0, &err);
 }
 
 static const struct {
@@ -427,6 +475,7 @@ static const struct {
     {"oom", do_oom},
     {"find", do_find},
     {"adopt", do_adopt},
+    {"adopt_layer", do_adopt_layer},
 };
 
 static void handle_packet(struct keeper *keeper, struct connection *connection, struct str packet)

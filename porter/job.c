@@ -260,7 +260,9 @@ static void send_exit(struct stream *stream)
 {
     const struct report *report = &stream->report;
     char text[WIRE_TEXT_MAX] = "";
-    struct wire_exit exit = {.wall_us = now_us() - stream->started_us,
+    if (!stream->ended_us)
+        stream->ended_us = now_us();
+    struct wire_exit exit = {.wall_us = stream->ended_us - stream->started_us,
                              .user_us = report->user_us,
                              .system_us = report->system_us,
                              .rss_bytes_peak = report->rss_bytes_peak,
@@ -298,6 +300,14 @@ void job_check(struct stream *stream)
 {
     if (stream->freed || !stream->reported || !stream->over || !stream_drained(stream))
         return;
+    if (stream->keep) { /* stays, for a host that has not heard of it */
+        if (!stream->ended_us)
+            stream->ended_us = now_us();
+        if (stream->attached && !stream->exit_sent)
+            send_exit(stream);
+        stream->exit_sent = stream->attached;
+        return;
+    }
     struct buf *out = &stream->porter->out_queue;
     if (stream->kind == STREAM_JOB)
         send_exit(stream);
@@ -411,7 +421,8 @@ int job_exec(struct porter *porter, uint32_t id, struct str payload, struct err 
     if (!stream)
         return -1;
     stream->started_us = now_us();
-    if (porter->stream_count > WIRE_STREAMS_MAX) {
+    if (porter->stream_count > WIRE_STREAMS_MAX ||
+        (exec.flags & WIRE_EXEC_KEEP && !kept_begin(stream))) {
         not_started(stream, EAGAIN, "too many commands at once");
         return 0;
     }
@@ -501,6 +512,15 @@ void job_reset(struct stream *stream)
         (void)kill(stream->child->pid, SIGTERM);
 }
 
+void job_abandon(struct stream *stream)
+{
+    struct child *child = stream->child;
+    order_send(stream, ORDER_KILL, 0);
+    if (child && !child->supervisor)
+        (void)kill(child->pid, SIGTERM);
+    stream_free(stream);
+}
+
 void job_resize(struct stream *stream, uint16_t rows, uint16_t columns)
 {
     struct winsize size = {.ws_row = rows, .ws_col = columns};
@@ -513,10 +533,12 @@ static void finish_kill_all(struct porter *porter, int error)
 {
     uint32_t id = porter->kill_all_stream;
     porter->kill_all_stream = 0;
-    wire_done_add(
-        &porter->out_queue, id,
-        &(struct wire_done){.error = error,
-                            .text = error ? STR("some processes would not die") : STR("")});
+    if (!porter->kill_all_silent)
+        wire_done_add(
+            &porter->out_queue, id,
+            &(struct wire_done){.error = error,
+                                .text = error ? STR("some processes would not die") : STR("")});
+    porter->kill_all_silent = false;
     if (list_empty(&porter->children))
         job_prepare(porter);
 }

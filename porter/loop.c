@@ -6,7 +6,8 @@
  *
  * All signals are blocked and read from a descriptor. It holds no secret longer than it takes to
  * hand it on: the decoder zeroes what it handed out. When the frames end, so does everything
- * inside. */
+ * inside; unless there is a control descriptor: then commands that were to be kept go on, and the
+ * next host gets them back (kept.c). */
 #include "porter.h"
 
 #include <errno.h>
@@ -87,8 +88,15 @@ static int take_hello(struct porter *porter, const struct wire_frame *frame, str
         .version = WIRE_VERSION, .window = WIRE_WINDOW, .pid = (uint32_t)getpid()};
     porter->said_hello = true;
     porter->window_out = hello.window;
-    inlet_start(porter, &hello, &answer);
+    bool resume = hello.features & WIRE_FEATURE_RESUME && porter->control.fd >= 0;
+    if (resume && hello.window != WIRE_WINDOW)
+        return err_set(err, ERR_PROTOCOL, "a window of %u cannot be resumed", hello.window);
+    if (porter->inlet.fd < 0)
+        inlet_start(porter, &hello, &answer);
+    answer.features |= resume ? WIRE_FEATURE_RESUME : 0;
     wire_hello_add(&porter->out_queue, &answer);
+    if (resume)
+        kept_list(porter);
     return 0;
 }
 
@@ -96,8 +104,15 @@ static int take_hello(struct porter *porter, const struct wire_frame *frame, str
 static int take_for_stream(struct stream *stream, const struct wire_frame *frame, struct err *err)
 {
     uint32_t size;
+    uint64_t position;
     uint16_t rows, columns;
     uint8_t number;
+    if (frame->type == WIRE_ATTACH)
+        return wire_attach_read(frame->payload, &position, err) < 0
+                   ? -1
+                   : kept_attach(stream, position, err);
+    if (stream->exit_sent)
+        return 0; /* they crossed it */
     switch (frame->type) {
     case WIRE_DATA:
         return stream_data(stream, frame->payload, err);
@@ -106,6 +121,8 @@ static int take_for_stream(struct stream *stream, const struct wire_frame *frame
             return -1;
         if (!wire_credit_granted(&stream->out_credit, size))
             return err_set(err, ERR_PROTOCOL, "too much credit for stream %u", stream->id);
+        if (stream->keep && !kept_credit(stream, size))
+            return err_set(err, ERR_PROTOCOL, "credit for what stream %u never sent", stream->id);
         if (stream->over)
             stream_pump(stream);
         stream_update(stream);
@@ -185,6 +202,27 @@ static void take_frames(struct porter *porter)
     }
 }
 
+/* The host went away. Without a way to get another one that is the end. */
+static void lose(struct porter *porter)
+{
+    if (porter->control.fd < 0) {
+        end(porter, 0, NULL);
+        return;
+    }
+    watch_close(&porter->in);
+    watch_close(&porter->out);
+    kept_detach(porter);
+}
+
+static int own_copy(int fd)
+{
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 64);
+    if (copy < 0)
+        porter_die("descriptor %d: %s", fd, strerror(errno));
+    (void)fd_nonblocking(copy, true);
+    return copy;
+}
+
 static void in_ready(struct watch *watch, uint32_t events)
 {
     (void)events;
@@ -194,22 +232,55 @@ static void in_ready(struct watch *watch, uint32_t events)
     if (size < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (size <= 0) {
-        end(porter, 0, NULL);
+        lose(porter);
         return;
     }
     wire_decoder_added(&porter->decoder, (size_t)size);
     take_frames(porter);
 }
 
+static void out_ready(struct watch *watch, uint32_t events)
+{
+    (void)watch; /* the end of the tick writes */
+    (void)events;
+}
+
+/* The keeper hands over a new connection. Whatever the old host still had to say is dropped: the
+ * new one learns how far it got, and goes on from there. */
+static void control_ready(struct watch *watch, uint32_t events)
+{
+    (void)events;
+    struct porter *porter = watch->porter;
+    char byte;
+    int fd = -1;
+    size_t count = 1;
+    ssize_t size = fd_receive(watch->fd, &byte, 1, &fd, &count);
+    if (size < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (size <= 0) {
+        end(porter, 0, NULL); /* the keeper is gone, and so are we */
+        return;
+    }
+    if (fd < 0)
+        return;
+    if (porter->in.fd >= 0)
+        lose(porter);
+    int out = own_copy(fd);
+    (void)fd_nonblocking(fd, true);
+    porter->in = (struct watch){.ready = in_ready, .porter = porter, .fd = fd};
+    porter->out = (struct watch){.ready = out_ready, .porter = porter, .fd = out};
+    watch_set(&porter->in, EPOLLIN);
+}
+
 static void write_queue(struct porter *porter)
 {
     struct buf *queue = &porter->out_queue;
-    while (queue->size) {
+    while (queue->size && porter->out.fd >= 0) {
         ssize_t size = write(porter->out.fd, queue->data, queue->size);
         if (size < 0 && errno == EINTR)
             continue;
         if (size < 0 && errno != EAGAIN)
-            end(porter, 0, NULL);
+            lose(porter);
         if (size < 0)
             return;
         buf_consume(queue, (size_t)size);
@@ -241,12 +312,6 @@ static void flush(struct porter *porter)
     watch_set(&porter->out, queue->size ? EPOLLOUT : 0);
     bool stalled = queue->size > OUT_STALLED || porter->kill_all_stream;
     watch_set(&porter->in, stalled ? 0 : EPOLLIN);
-}
-
-static void out_ready(struct watch *watch, uint32_t events)
-{
-    (void)watch; /* the end of the tick writes */
-    (void)events;
 }
 
 static void signals_ready(struct watch *watch, uint32_t events)
@@ -294,22 +359,22 @@ static void start_signals(struct porter *porter)
     watch_set(&porter->signals, EPOLLIN);
 }
 
-static int own_copy(int fd)
-{
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 64);
-    if (copy < 0)
-        porter_die("descriptor %d: %s", fd, strerror(errno));
-    (void)fd_nonblocking(copy, true);
-    return copy;
-}
-
 /* Frames to numbers of their own, 0 and 1 to something harmless, everything else closed. */
 static void start_descriptors(struct porter *porter)
 {
     struct porter_world *world = &porter->world;
     int in = own_copy(world->options.fd_in), out = own_copy(world->options.fd_out);
-    (void)syscall(SYS_close_range, 3u, (unsigned)(in < out ? in : out) - 1, 0);
-    (void)syscall(SYS_close_range, (unsigned)(in > out ? in : out) + 1, ~0u, 0);
+    int control = world->options.fd_control < 0 ? -1 : own_copy(world->options.fd_control);
+    for (unsigned from = 3; from != ~0u;) { /* all between and beside the three */
+        unsigned next = ~0u;
+        int kept[] = {in, out, control};
+        for (size_t i = 0; i < COUNT(kept); i++)
+            if (kept[i] >= (int)from && (unsigned)kept[i] < next)
+                next = (unsigned)kept[i];
+        if (next > from)
+            (void)syscall(SYS_close_range, from, next == ~0u ? ~0u : next - 1, 0);
+        from = next == ~0u ? ~0u : next + 1;
+    }
     world->null = open("/dev/null", O_RDWR | O_CLOEXEC | O_NOCTTY);
     if (world->null < 0) {
         int ends[2];
@@ -325,6 +390,7 @@ static void start_descriptors(struct porter *porter)
     (void)fd_cloexec(2, true);
     porter->in = (struct watch){.ready = in_ready, .porter = porter, .fd = in};
     porter->out = (struct watch){.ready = out_ready, .porter = porter, .fd = out};
+    porter->control = (struct watch){.ready = control_ready, .porter = porter, .fd = control};
 }
 
 /* /proc, if it is there and speaks of this pid namespace: another one's numbers would name the
@@ -377,6 +443,7 @@ int porter_run(const struct porter_options *options)
     if (options->die_with_parent)
         (void)prctl(PR_SET_PDEATHSIG, porter.world.is_init ? SIGKILL : SIGTERM, 0, 0, 0);
     watch_set(&porter.in, EPOLLIN);
+    watch_set(&porter.control, EPOLLIN);
     job_prepare(&porter);
 
     while (!porter.ending) {

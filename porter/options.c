@@ -151,6 +151,8 @@ static int read_value(struct porter_options *options, const char *name, const ch
         options->fd_out = options->fd_in;
         return 0;
     }
+    if (strcmp(name, "--control-fd") == 0)
+        return read_fd(name, value, &options->fd_control, err);
     if (strcmp(name, "--default-env") == 0)
         return add_env(options, value, err);
     if (strcmp(name, "--default-cwd") == 0) {
@@ -192,8 +194,12 @@ void options_deinit(struct porter_options *options)
 int options_read(struct porter_options *options, int argc, char **argv, char **environment,
                  struct err *err)
 {
-    *options = (struct porter_options){
-        .fd_in = -1, .fd_out = -1, .cwd = "/", .uid = geteuid(), .gid = getegid()};
+    *options = (struct porter_options){.fd_in = -1,
+                                       .fd_out = -1,
+                                       .fd_control = -1,
+                                       .cwd = "/",
+                                       .uid = geteuid(),
+                                       .gid = getegid()};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--version") == 0)
             return 1;

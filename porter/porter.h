@@ -4,6 +4,7 @@
  *     loop.c        start, the event loop, frames, the end
  *     options.c     the command line
  *     stream.c      one number on the wire: data in, data out, credit
+ *     kept.c        commands that outlive their connection, and the change to a new one
  *     job.c         commands and file work as streams; timeouts; supervisors in use and idle
  *     supervisor.c  a process per running command that adopts all its orphans
  *     launch.c      from fork to exec: becoming the user, dropping everything
@@ -36,7 +37,8 @@ struct err;
 #define RLIMITS_MAX 16
 struct porter_options {
     int fd_in, fd_out;
-    char **env; /* NULL-terminated */
+    int fd_control; /* new connections come here; -1: there are none */
+    char **env;     /* NULL-terminated */
     size_t env_count;
     const char *cwd;
     uid_t uid;
@@ -171,7 +173,7 @@ struct watch {
 struct porter {
     struct porter_world world;
     int epoll;
-    struct watch in, out, signals;
+    struct watch in, out, signals, control;
     struct wire_decoder decoder;
     struct buf out_queue;
     bool said_hello, congested, ending;
@@ -185,6 +187,7 @@ struct porter {
     uint64_t now_ms;
     /* kill_all under way */
     uint32_t kill_all_stream;
+    bool kill_all_silent; /* who asked for it is gone */
     uint64_t kill_all_force_ms, kill_all_deadline_ms;
     /* orphans of a supervisor that was killed are being hunted until then */
     bool sweeping, swept_all;
@@ -231,6 +234,16 @@ struct stream {
     uint64_t output_bytes, output_bytes_max, output_bytes_dropped;
     uint64_t started_us;
     uint64_t timeout_at_ms, kill_at_ms, give_up_at_ms; /* 0: none */
+    /* kept.c */
+    bool keep;     /* lives on without a connection */
+    bool attached; /* and a host listens */
+    bool exit_sent;
+    struct buf unseen;     /* records: channel u8, size u32, bytes. Output no host has seen to */
+    size_t unseen_bytes;   /* of output in it */
+    size_t unseen_skip;    /* of the first record that are done with */
+    uint64_t output_total; /* bytes that were read */
+    uint64_t input_total;  /* bytes that came for its input */
+    uint64_t ended_us;
     /* inlet */
     bool source_ended;
 };
@@ -245,6 +258,18 @@ void stream_end(struct stream *stream);
 void stream_pump(struct stream *stream); /* reads what is there from the sources */
 bool stream_drained(const struct stream *stream);
 void ring_free(struct ring *ring);
+
+/* ---------------------------------------------------------------- kept */
+/* A new stream whose command outlives the connection. False: there are too many already. */
+bool kept_begin(struct stream *stream);
+/* Output was read: remembers it, and sends it when somebody listens. */
+void kept_output(struct stream *stream, uint8_t channel, struct str data);
+/* The host has seen to that much more. False: it cannot have. */
+bool kept_credit(struct stream *stream, uint32_t size);
+int kept_attach(struct stream *stream, uint64_t position, struct err *err);
+void kept_list(struct porter *porter); /* adds the KEPT frame */
+/* The connection is over: what was not to be kept ends. */
+void kept_detach(struct porter *porter);
 
 /* ---------------------------------------------------------------- jobs */
 enum child_state {
@@ -267,6 +292,7 @@ void job_kill_all(struct porter *porter, uint32_t id);
 void job_signal(struct stream *stream, uint8_t number);
 void job_kill(struct stream *stream);
 void job_reset(struct stream *stream);
+void job_abandon(struct stream *stream); /* nobody will hear of its end */
 void job_resize(struct stream *stream, uint16_t rows, uint16_t columns);
 void job_check(struct stream *stream);   /* sends the final frame when all is said */
 void job_prepare(struct porter *porter); /* one supervisor ahead of need */

@@ -66,6 +66,10 @@ void ring_free(struct ring *ring)
 /* ---------------------------------------------------------------- sink */
 static void give_back(struct stream *stream, size_t size)
 {
+    if (stream->keep && !stream->attached) {
+        stream->in_credit.consumed += (uint32_t)size; /* granted when a host attaches */
+        return;
+    }
     uint32_t grant = wire_credit_consumed(&stream->in_credit, (uint32_t)size);
     if (grant)
         wire_credit_add(&stream->porter->out_queue, stream->id, grant);
@@ -133,6 +137,7 @@ int stream_data(struct stream *stream, struct str data, struct err *err)
         return err_set(err, ERR_PROTOCOL, "data after the end of stream %u", stream->id);
     if (!wire_credit_received(&stream->in_credit, (uint32_t)data.size))
         return err_set(err, ERR_PROTOCOL, "data beyond the credit of stream %u", stream->id);
+    stream->input_total += data.size;
     if (stream->sink.fd < 0) {
         give_back(stream, data.size);
         return 0;
@@ -173,7 +178,8 @@ static size_t room(const struct stream *stream)
     size_t size = WIRE_PAYLOAD_MAX;
     if (dropping(stream))
         return size;
-    if (stream->porter->out_queue.size >= OUT_BYTES_MAX) {
+    bool heard = !stream->keep || stream->attached;
+    if (heard && stream->porter->out_queue.size >= OUT_BYTES_MAX) {
         stream->porter->congested = true; /* asked again when frames have been written */
         return 0;
     }
@@ -196,14 +202,14 @@ static void source_ended(struct stream *stream, struct watch *source)
 /* One read. Returns false when there is nothing more for now. */
 static bool source_read(struct stream *stream, int index)
 {
-    static char dropped[WIRE_PAYLOAD_MAX];
+    static char dropped[WIRE_PAYLOAD_MAX]; /* or copied from there */
     struct watch *source = &stream->sources[index];
     struct buf *out = &stream->porter->out_queue;
     size_t size = room(stream);
     if (source->fd < 0 || !size)
         return false;
     bool drop = dropping(stream);
-    char *at = drop ? dropped : wire_frame_open(out, size);
+    char *at = drop || stream->keep ? dropped : wire_frame_open(out, size);
     ssize_t got = read(source->fd, at, size);
     if (got < 0 && errno == EINTR)
         return true;
@@ -224,7 +230,10 @@ static bool source_read(struct stream *stream, int index)
     stream->output_bytes += (uint64_t)got;
     wire_credit_sent(&stream->out_credit, (uint32_t)got);
     uint8_t channel = stream->kind == STREAM_JOB ? (uint8_t)(WIRE_CHANNEL_OUT + index) : 0;
-    wire_frame_close(out, stream->id, WIRE_DATA, channel, (size_t)got);
+    if (stream->keep)
+        kept_output(stream, channel, str_make(at, (size_t)got));
+    else
+        wire_frame_close(out, stream->id, WIRE_DATA, channel, (size_t)got);
     return true;
 }
 
@@ -323,6 +332,7 @@ void stream_free(struct stream *stream)
     watch_close(&stream->sources[0]);
     watch_close(&stream->sources[1]);
     ring_free(&stream->queue);
+    buf_deinit(&stream->unseen);
     if (stream->child)
         stream->child->stream = NULL;
 }

@@ -61,6 +61,9 @@ struct backend_class {
                   void (*on_created)(void *context, struct backend_link *link,
                                      const struct err *err),
                   void *context);
+    /* The same for a layer. May be NULL. */
+    void (*adopt_layer)(struct backend *backend, const char *layer_id, sandbox_done on_done,
+                        void *context);
 };
 
 struct backend {

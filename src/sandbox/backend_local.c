@@ -27,7 +27,16 @@
 #define ATTEMPTS_MAX 3
 #define STOP_MS_MAX 15000
 
-enum ask { ASK_HELLO, ASK_CREATE, ASK_DESTROY, ASK_SNAPSHOT, ASK_OOM, ASK_FIND, ASK_QUIET };
+enum ask {
+    ASK_HELLO,
+    ASK_CREATE,
+    ASK_DESTROY,
+    ASK_SNAPSHOT,
+    ASK_OOM,
+    ASK_FIND,
+    ASK_LAYER,
+    ASK_QUIET
+};
 
 struct pending {
     struct list node;
@@ -118,6 +127,9 @@ static void complete(struct pending *pending, struct str packet, struct backend_
         break;
     case ASK_FIND:
         pending->on.found(pending->context, pending->found, pending->found_count, told);
+        break;
+    case ASK_LAYER:
+        pending->on.done(pending->context, told);
         break;
     case ASK_QUIET:
         if (told && !local->stopping)
@@ -306,11 +318,13 @@ static void note_found(struct pending *pending, struct str packet)
     struct str key;
     struct sandbox_found *last = NULL;
     for (const char *value; keeper_field_next(packet, &at, &key, &value);) {
-        if (str_is(key, "found") && pending->found_count < FOUND_MAX) {
+        bool layer = str_is(key, "layer");
+        if ((str_is(key, "found") || layer) && pending->found_count < FOUND_MAX) {
             pending->found =
                 mem_grow(pending->found, (pending->found_count + 1) * sizeof *pending->found);
             last = &pending->found[pending->found_count++];
-            *last = (struct sandbox_found){.id = mem_dup(value), .label = mem_dup("")};
+            *last =
+                (struct sandbox_found){.id = mem_dup(value), .label = mem_dup(""), .layer = layer};
         } else if (last && str_is(key, "age_ms")) {
             long long age = 0;
             (void)str_to_long(str_of(value), &age);
@@ -521,6 +535,17 @@ static void local_adopt(struct backend *backend, const char *id,
     ask(local, pending);
 }
 
+static void local_adopt_layer(struct backend *backend, const char *layer_id, sandbox_done on_done,
+                              void *context)
+{
+    struct local *local = (struct local *)backend;
+    struct pending *pending = pending_new(local, ASK_LAYER, "adopt_layer");
+    pending->on.done = on_done;
+    pending->context = context;
+    keeper_add(&pending->packet, "layer", layer_id);
+    ask(local, pending);
+}
+
 static void local_destroy(struct backend *backend, const char *id, sandbox_done on_done,
                           void *context)
 {
@@ -607,4 +632,5 @@ const struct backend_class backend_local = {
     .oom_kills = local_oom_kills,
     .find = local_find,
     .adopt = local_adopt,
+    .adopt_layer = local_adopt_layer,
 };

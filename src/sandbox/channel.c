@@ -240,23 +240,46 @@ static void on_out_ready(struct loop_watch *watch, uint32_t events)
 }
 
 /* ---------------------------------------------------------------- reading */
+static void become_ready(struct channel *channel)
+{
+    channel->ready = true;
+    loop_timer_stop(&channel->hello_timer);
+    if (channel->handlers.on_ready && channel_usable(channel))
+        channel->handlers.on_ready(channel->context, channel->can_inlet);
+}
+
 static int take_hello(struct channel *channel, const struct wire_frame *frame, struct err *err)
 {
     struct wire_hello hello;
     if (wire_hello_read(frame->payload, &hello, err) < 0)
         return -1;
-    if (channel->ready)
+    if (channel->greeted)
         return err_set(err, ERR_PROTOCOL, "a second hello");
-    channel->ready = true;
+    channel->greeted = true;
     channel->window = hello.window;
-    loop_timer_stop(&channel->hello_timer);
+    channel->can_inlet = hello.features & WIRE_FEATURE_INLET;
+    channel->can_resume = channel->options.resume && hello.features & WIRE_FEATURE_RESUME;
     LIST_EACH (at, &channel->flows) {
         struct flow *flow = LIST_OF(at, struct flow, node);
         wire_credit_init(&flow->out, hello.window);
     }
     offer_room(channel);
-    if (channel->handlers.on_ready && channel_usable(channel))
-        channel->handlers.on_ready(channel->context, hello.features & WIRE_FEATURE_INLET);
+    if (!channel->can_resume)
+        become_ready(channel);
+    return 0;
+}
+
+static int take_kept(struct channel *channel, const struct wire_frame *frame, struct err *err)
+{
+    if (!channel->can_resume || channel->ready)
+        return err_set(err, ERR_PROTOCOL, "unexpected kept frame");
+    if (wire_kept_read(frame->payload, channel->kept, &channel->kept_count, err) < 0)
+        return -1;
+    /* Numbers that are in use in there are not given to anybody else. */
+    for (size_t i = 0; i < channel->kept_count; i++)
+        if (channel->kept[i].stream > channel->id_next || channel->id_next == (uint32_t)-1)
+            channel->id_next = channel->kept[i].stream;
+    become_ready(channel);
     return 0;
 }
 
@@ -308,11 +331,13 @@ static int take_for_flow(struct channel *channel, const struct wire_frame *frame
 static int take_frame(struct channel *channel, const struct wire_frame *frame, struct err *err)
 {
     struct str name;
-    if (frame->type != WIRE_HELLO && !channel->ready)
+    if (frame->type != WIRE_HELLO && !channel->greeted)
         return err_set(err, ERR_PROTOCOL, "no hello first");
     switch (frame->type) {
     case WIRE_HELLO:
         return take_hello(channel, frame, err);
+    case WIRE_KEPT:
+        return take_kept(channel, frame, err);
     case WIRE_PONG:
         return 0;
     case WIRE_LOOKUP:
@@ -459,6 +484,8 @@ struct channel *channel_new(struct loop *loop, int fd_in, int fd_out,
     }
     if (options->resolver)
         hello.features |= WIRE_FEATURE_RESOLVER;
+    if (options->resume)
+        hello.features |= WIRE_FEATURE_RESUME;
     wire_hello_add(&channel->queue, &hello);
     channel_flush(channel);
     return channel;
@@ -480,6 +507,12 @@ void channel_close(struct channel *channel)
         list_remove(at);
     }
     defer(channel);
+}
+
+size_t channel_kept(const struct channel *channel, const struct wire_kept **kept)
+{
+    *kept = channel->kept;
+    return channel->kept_count;
 }
 
 bool channel_is_ready(const struct channel *channel)

@@ -20,10 +20,12 @@
 #include "sandbox/sandbox.h"
 
 struct channel;
+struct wire_kept;
 
 struct channel_options {
     bool inlet;          /* carry the inlet as streams of frames (backend_link.inlet is -1) */
     bool resolver;       /* answer names inside and report them (best effort) */
+    bool resume;         /* commands may outlive us, and may have outlived a former host */
     uint16_t inlet_port; /* 0: SANDBOX_INLET_PORT */
     bool banner; /* bytes before the porter's HELLO are skipped (ssh may print some), at most 64 KiB
                   */
@@ -60,6 +62,13 @@ void channel_judge(struct sandbox_job *job, enum channel_verdict verdict);
 
 struct sandbox_job *channel_run(struct channel *channel, const struct sandbox_command *command,
                                 const struct sandbox_job_handlers *handlers, void *context);
+/* The commands that outlived a former host; known when the channel is ready. */
+size_t channel_kept(const struct channel *channel, const struct wire_kept **kept);
+/* One of them as a job, its output from `position` on, which is between its `from` and its `to`.
+ * Each can be attached to once. */
+struct sandbox_job *channel_attach(struct channel *channel, const struct wire_kept *kept,
+                                   uint64_t position, const struct sandbox_job_handlers *handlers,
+                                   void *context);
 void channel_run_whole(struct channel *channel, const struct sandbox_command *command,
                        struct str input, size_t bytes_max,
                        void (*on_done)(void *context, const struct sandbox_outcome *outcome),

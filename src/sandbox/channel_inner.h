@@ -49,7 +49,11 @@ struct channel {
     struct buf queue;
     struct buf banner; /* bytes before HELLO, while we look for it */
     size_t banner_bytes;
+    bool greeted; /* the porter said hello */
     bool ready, closed, lost, lost_told;
+    bool can_inlet, can_resume;
+    struct wire_kept kept[WIRE_KEPT_MAX];
+    size_t kept_count;
     bool deferred; /* a deferred call holds on to the channel */
     struct err lost_err;
     struct list flows;

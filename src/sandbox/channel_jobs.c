@@ -296,7 +296,8 @@ struct sandbox_job *channel_run(struct channel *channel, const struct sandbox_co
         .flags = (command->argv ? 0 : WIRE_EXEC_SHELL) |
                  (command->stdin_open || command->pty ? WIRE_EXEC_STDIN : 0) |
                  (command->pty ? WIRE_EXEC_PTY : 0) | (command->detached ? WIRE_EXEC_DETACHED : 0) |
-                 (command->env_only ? WIRE_EXEC_ENV_ONLY : 0),
+                 (command->env_only ? WIRE_EXEC_ENV_ONLY : 0) |
+                 (command->keep && channel->can_resume ? WIRE_EXEC_KEEP : 0),
         .rows = command->rows,
         .columns = command->columns,
         .timeout_ms = command->timeout_ms,
@@ -314,6 +315,27 @@ struct sandbox_job *channel_run(struct channel *channel, const struct sandbox_co
                   err.text);
         return job;
     }
+    channel_flush(channel);
+    return job;
+}
+
+struct sandbox_job *channel_attach(struct channel *channel, const struct wire_kept *kept,
+                                   uint64_t position, const struct sandbox_job_handlers *handlers,
+                                   void *context)
+{
+    struct sandbox_job *job = mem_zero(sizeof *job);
+    job->loop = channel->loop;
+    job->handlers = *handlers;
+    job->context = context;
+    if (!channel_usable(channel)) {
+        end_early(job, channel, SANDBOX_LOST, 0,
+                  channel->lost ? channel->lost_err.text : "the sandbox is closed");
+        return job;
+    }
+    flow_adopt(&job->flow, channel, &job_class, kept->stream);
+    job->flow.out.available = kept->input_room;
+    job->input_ending = job->input_ended = kept->flags & WIRE_KEPT_INPUT_ENDED;
+    wire_attach_add(&channel->queue, kept->stream, position);
     channel_flush(channel);
     return job;
 }

@@ -17,7 +17,7 @@
 #include "base/buf.h"
 #include "base/str.h"
 
-#define KEEPER_VERSION 1
+#define KEEPER_VERSION 2
 #define KEEPER_PACKET_MAX 65536
 #define KEEPER_FIELDS_MAX 1024
 #define KEEPER_LAYERS_MAX 16

@@ -251,6 +251,33 @@ void sandboxes_drop_layer(struct sandboxes *sandboxes, const char *layer_id)
 
 /* ---------------------------------------------------------------- left-overs */
 
+struct layer_refusal {
+    sandbox_done on_done;
+    void *context;
+};
+
+static void refuse_layer(void *argument)
+{
+    struct layer_refusal *refusal = argument;
+    struct err err = {0};
+    err_set(&err, ERR_UNSUPPORTED, "layers of the local backend only can be taken over");
+    refusal->on_done(refusal->context, &err);
+    free(refusal);
+}
+
+void sandboxes_adopt_layer(struct sandboxes *sandboxes, const char *layer_id, sandbox_done on_done,
+                           void *context)
+{
+    struct slot *slot = sandboxes_slot(sandboxes, "local", NULL);
+    if (slot && slot->backend->class->adopt_layer) {
+        slot->backend->class->adopt_layer(slot->backend, layer_id, on_done, context);
+        return;
+    }
+    struct layer_refusal *refusal = mem_zero(sizeof *refusal);
+    *refusal = (struct layer_refusal){on_done, context};
+    loop_defer(sandboxes->loop, refuse_layer, refusal);
+}
+
 /* One find over all backends in use: their lists are put together. */
 struct search {
     struct sandboxes *sandboxes;
@@ -311,6 +338,7 @@ static void on_found(void *context, const struct sandbox_found *found, size_t co
             .id = arena_text(&search->arena, str_of(found[i].id)),
             .label = arena_text(&search->arena, str_of(found[i].label)),
             .age_ms = found[i].age_ms,
+            .layer = found[i].layer,
         };
         (void)map_put(&search->sandboxes->found, str_of(found[i].id), part->slot);
     }

@@ -96,6 +96,12 @@ struct sandbox *sandbox_open(struct sandboxes *sandboxes, const struct sandbox_s
                              void (*on_open)(void *context, struct sandbox *sandbox,
                                              const struct err *err),
                              void *context);
+/* Takes over a sandbox that a former server left (SANDBOX_CAN_ADOPT): with everything in it that
+ * was to be kept. `spec` as it was opened with. What cannot be taken over is destroyed. */
+struct sandbox *
+sandbox_adopt(struct sandboxes *sandboxes, const char *id, const struct sandbox_spec *spec,
+              void (*on_open)(void *context, struct sandbox *sandbox, const struct err *err),
+              void *context);
 const char *sandbox_id(const struct sandbox *sandbox); /* "sb-..." */
 const char *sandbox_backend_name(const struct sandbox *sandbox);
 /* Destroys it: no process, mount, cgroup, namespace or file stays. on_closed (may be NULL) comes
@@ -134,6 +140,8 @@ struct sandbox_command {
     uint32_t grace_ms;         /* between TERM and KILL on timeout or kill; 0: 500 ms */
     uint64_t output_bytes_max; /* past this, output is read and dropped, and said so; 0: no limit */
     bool detached; /* children it leaves behind may live on after it exits (default: killed) */
+    bool keep;     /* goes on when this server dies, where the backend can adopt; see
+                      sandbox_reattach() */
 };
 enum sandbox_end {
     SANDBOX_EXITED,      /* code */
@@ -176,6 +184,20 @@ void sandbox_job_signal(struct sandbox_job *job, int signal_number); /* to the p
 void sandbox_job_kill(struct sandbox_job *job); /* the ladder: TERM, grace, KILL, tree gone */
 bool sandbox_job_is_done(const struct sandbox_job *job);
 void sandbox_job_close(struct sandbox_job *job); /* detaches; kills if it still runs */
+
+/* What a former server started with `keep` in a sandbox that was adopted. */
+struct sandbox_kept {
+    uint64_t from, to; /* bytes of output: those from `from` on can still be had */
+    uint64_t input;    /* bytes of input it was given */
+    bool over;         /* it has ended */
+    bool input_ended;
+};
+/* False: there is none, so it was never started. */
+bool sandbox_kept(const struct sandbox *sandbox, struct sandbox_kept *kept);
+/* The command as a job of ours: its output from `position` on (not before `from`), then its end,
+ * also when that was long ago. At most once. */
+struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, uint64_t position,
+                                     const struct sandbox_job_handlers *handlers, void *context);
 
 /* Runs to the end and keeps the first `bytes_max` of each stream. The common case. */
 struct sandbox_outcome {
@@ -244,15 +266,19 @@ void sandbox_snapshot(struct sandbox *sandbox,
                       void (*on_done)(void *context, const char *layer_id, const struct err *err),
                       void *context);
 void sandboxes_drop_layer(struct sandboxes *sandboxes, const char *layer_id);
+/* A layer that a former server left becomes ours, so that it is not dropped. */
+void sandboxes_adopt_layer(struct sandboxes *sandboxes, const char *layer_id, sandbox_done on_done,
+                           void *context);
 
 /* ---------------------------------------------------------------- left-overs, images, the machine
  */
 struct sandbox_found {
-    const char *id, *label;
+    const char *id, *label; /* of a layer: that of the sandbox it was */
     uint64_t age_ms;
+    bool layer; /* a snapshot */
 };
 /* What a former server left at the keeper. on_done gets the list; sandboxes_destroy_found() removes
- * one. */
+ * one (a layer: sandboxes_drop_layer). */
 void sandboxes_find(struct sandboxes *sandboxes,
                     void (*on_done)(void *context, const struct sandbox_found *found, size_t count,
                                     const struct err *err),

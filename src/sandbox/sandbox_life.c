@@ -156,7 +156,8 @@ static void fail(struct sandbox *sandbox)
     sandbox->state = SB_FAILED;
     sandbox->slot->failed++;
     leave_starting(sandbox);
-    err_wrap(&sandbox->err, "creating a sandbox of backend '%s'", sandbox->slot->name);
+    err_wrap(&sandbox->err, "%s a sandbox of backend '%s'",
+             sandbox->adopting ? "taking over" : "creating", sandbox->slot->name);
     deliver_open(sandbox, &sandbox->err);
 }
 
@@ -327,6 +328,8 @@ static void take_link(struct sandbox *sandbox, struct backend_link *link)
     struct channel_options options = {
         .inlet = carried,
         .resolver = link->resolver < 0,
+        .resume =
+            sandbox->slot->backend->class->capabilities(sandbox->slot->backend) & SANDBOX_CAN_ADOPT,
         .banner = carried,
         .hello_ms_max = create_ms_max(sandbox->sandboxes),
         .id = sandbox->id,
@@ -416,7 +419,10 @@ static void begin_attempt(struct sandbox *sandbox)
     sandbox->create_pending = sandbox->exists = true;
     loop_timer_start(sandboxes->loop, &sandbox->timer, deadline_left(sandbox), on_create_deadline,
                      sandbox);
-    backend->class->create(backend, sandbox->id, &sandbox->spec, on_created, sandbox);
+    if (sandbox->adopting)
+        backend->class->adopt(backend, sandbox->id, on_created, sandbox);
+    else
+        backend->class->create(backend, sandbox->id, &sandbox->spec, on_created, sandbox);
 }
 
 void sandbox_next_in_queue(struct sandboxes *sandboxes)
@@ -462,7 +468,8 @@ static void after_attempt(struct sandbox *sandbox)
 {
     uint64_t pause = growing(BACKOFF_MS_FIRST, BACKOFF_MS_MAX, sandbox->attempts);
     bool again = err_meaning(sandbox->err.kind)->retry && sandbox->attempts < ATTEMPTS_MAX &&
-                 deadline_left(sandbox) > pause && !sandbox->sandboxes->closing;
+                 deadline_left(sandbox) > pause && !sandbox->sandboxes->closing &&
+                 !sandbox->adopting;
     if (!again) {
         fail(sandbox);
         return;
@@ -653,21 +660,29 @@ static int admit(struct sandbox *sandbox, struct err *err)
         return -1;
     if (sandboxes->queue_count >= QUEUE_MAX)
         return err_set(err, ERR_CAPACITY, "%d sandboxes wait to be created already", QUEUE_MAX);
+    if (sandbox->adopting && !sandbox->slot->backend->class->adopt)
+        return err_set(err, ERR_UNSUPPORTED, "sandboxes of backend '%s' end with their server",
+                       sandbox->slot->name);
     return sandbox_spec_check(sandbox->slot, &sandbox->spec, err);
 }
 
-struct sandbox *sandbox_open(struct sandboxes *sandboxes, const struct sandbox_spec *spec,
+static struct sandbox *begin(struct sandboxes *sandboxes, const char *id,
+                             const struct sandbox_spec *spec,
                              void (*on_open)(void *, struct sandbox *, const struct err *),
                              void *context)
 {
     struct sandbox *sandbox = mem_zero(sizeof *sandbox);
+    sandbox->adopting = id != NULL;
     sandbox->sandboxes = sandboxes;
     sandbox->on_open = on_open;
     sandbox->open_context = context;
     sandbox->inlet_fd = sandbox->resolver_fd = -1;
     list_init(&sandbox->verdicts);
     sandbox->opened_ms = loop_now_ms(sandboxes->loop);
-    id_make(sandbox->id, "sb");
+    if (id)
+        snprintf(sandbox->id, sizeof sandbox->id, "%s", id);
+    else
+        id_make(sandbox->id, "sb");
     copy_spec(sandbox, spec);
     list_append(&sandboxes->all, &sandbox->link);
     sandboxes->all_count++;
@@ -680,6 +695,21 @@ struct sandbox *sandbox_open(struct sandboxes *sandboxes, const struct sandbox_s
                      (uint64_t)create_ms_max(sandboxes) * QUEUE_WAIT_FACTOR, on_turn_over, sandbox);
     enter_queue(sandbox);
     return sandbox;
+}
+
+struct sandbox *sandbox_open(struct sandboxes *sandboxes, const struct sandbox_spec *spec,
+                             void (*on_open)(void *, struct sandbox *, const struct err *),
+                             void *context)
+{
+    return begin(sandboxes, NULL, spec, on_open, context);
+}
+
+struct sandbox *sandbox_adopt(struct sandboxes *sandboxes, const char *id,
+                              const struct sandbox_spec *spec,
+                              void (*on_open)(void *, struct sandbox *, const struct err *),
+                              void *context)
+{
+    return begin(sandboxes, id, spec, on_open, context);
 }
 
 static void tell_lost_later(void *argument)

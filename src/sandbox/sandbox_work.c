@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "sandbox/manager.h"
+#include "wire/wire.h"
 
 enum { EVENTS_BYTES_MAX = 65536 };
 
@@ -104,6 +105,30 @@ struct sandbox_job *sandbox_run(struct sandbox *sandbox, const struct sandbox_co
                                 const struct sandbox_job_handlers *handlers, void *context)
 {
     return channel_run(channel_of(sandbox), command, handlers, context);
+}
+
+bool sandbox_kept(const struct sandbox *sandbox, struct sandbox_kept *out)
+{
+    const struct wire_kept *kept;
+    if (!sandbox->channel || !channel_kept(sandbox->channel, &kept))
+        return false;
+    *out = (struct sandbox_kept){.from = kept->from,
+                                 .to = kept->to,
+                                 .input = kept->input,
+                                 .over = kept->flags & WIRE_KEPT_OVER,
+                                 .input_ended = kept->flags & WIRE_KEPT_INPUT_ENDED};
+    return true;
+}
+
+struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, uint64_t position,
+                                     const struct sandbox_job_handlers *handlers, void *context)
+{
+    const struct wire_kept *kept;
+    struct channel *channel = channel_of(sandbox);
+    CHECK(channel_kept(channel, &kept) && !sandbox->attached);
+    CHECK(position >= kept->from && position <= kept->to);
+    sandbox->attached = true;
+    return channel_attach(channel, kept, position, handlers, context);
 }
 
 void sandbox_run_whole(struct sandbox *sandbox, const struct sandbox_command *command,

@@ -358,6 +358,60 @@ int wire_resize_read(struct str payload, uint16_t *rows, uint16_t *columns, stru
     return finish(&reader, true, "resize", err);
 }
 
+void wire_attach_add(struct buf *out, uint32_t stream, uint64_t position)
+{
+    struct buf payload = {0};
+    put_number(&payload, position, 8);
+    wire_frame_add(out, stream, WIRE_ATTACH, 0, buf_str(&payload));
+    buf_deinit(&payload);
+}
+
+int wire_attach_read(struct str payload, uint64_t *position, struct err *err)
+{
+    struct reader reader = {.rest = payload};
+    *position = take_number(&reader, 8);
+    return finish(&reader, true, "attach", err);
+}
+
+/* ---------------------------------------------------------------- kept */
+void wire_kept_add(struct buf *out, const struct wire_kept *kept, size_t count)
+{
+    CHECK(count <= WIRE_KEPT_MAX);
+    struct buf payload = {0};
+    for (size_t i = 0; i < count; i++) {
+        put_number(&payload, kept[i].stream, 4);
+        put_number(&payload, kept[i].flags, 1);
+        put_number(&payload, kept[i].from, 8);
+        put_number(&payload, kept[i].to, 8);
+        put_number(&payload, kept[i].input, 8);
+        put_number(&payload, kept[i].input_room, 4);
+    }
+    wire_frame_add(out, 0, WIRE_KEPT, 0, buf_str(&payload));
+    buf_deinit(&payload);
+}
+
+int wire_kept_read(struct str payload, struct wire_kept kept[WIRE_KEPT_MAX], size_t *count,
+                   struct err *err)
+{
+    struct reader reader = {.rest = payload};
+    bool valid = true;
+    *count = 0;
+    while (reader.rest.size && !reader.bad && *count < WIRE_KEPT_MAX) {
+        struct wire_kept *one = &kept[(*count)++];
+        one->stream = (uint32_t)take_number(&reader, 4);
+        one->flags = (uint8_t)take_number(&reader, 1);
+        one->from = take_number(&reader, 8);
+        one->to = take_number(&reader, 8);
+        one->input = take_number(&reader, 8);
+        one->input_room = (uint32_t)take_number(&reader, 4);
+        valid &= one->stream & 1 && !(one->flags & ~WIRE_KEPT_FLAGS) && one->from <= one->to &&
+                 one->to - one->from <= WIRE_WINDOW && one->input_room <= WIRE_WINDOW;
+        for (size_t i = 0; i + 1 < *count; i++)
+            valid &= kept[i].stream != one->stream;
+    }
+    return finish(&reader, valid, "kept", err);
+}
+
 int wire_lookup_read(struct str payload, struct str *name, struct err *err)
 {
     *name = payload;

@@ -40,6 +40,7 @@ struct err;
 #define WIRE_STRING_MAX 131071u /* one argument or variable; the kernel's own limit */
 #define WIRE_TEXT_MAX 400u      /* sentences for people */
 #define WIRE_STREAMS_MAX 1024u  /* open at once, each way */
+#define WIRE_KEPT_MAX 16u       /* commands that outlive their connection */
 
 /* The host opens streams with odd numbers, the porter (inlet connections) with even ones. Stream 0
  * is the connection itself. A number is not used again while its stream lives. */
@@ -48,6 +49,7 @@ enum wire_type {
     WIRE_PING = 0x02,   /* host, stream 0: 8 bytes */
     WIRE_PONG = 0x03,   /* porter, stream 0: the same 8 bytes */
     WIRE_LOOKUP = 0x04, /* porter, stream 0: a host name somebody looked up */
+    WIRE_KEPT = 0x05,   /* porter, stream 0, after its HELLO: a list of struct wire_kept */
 
     WIRE_EXEC = 0x10, /* host, opens: struct wire_exec. Ends with WIRE_EXIT */
     WIRE_PUT = 0x11, /* host, opens: struct wire_file; then DATA, END. Ends with WIRE_DONE, like all
@@ -69,6 +71,7 @@ enum wire_type {
     WIRE_SIGNAL = 0x24, /* host: u8, to the command's process group */
     WIRE_KILL = 0x25,   /* host: empty; TERM, grace, KILL, the whole tree */
     WIRE_RESIZE = 0x26, /* host: u16 rows, u16 columns */
+    WIRE_ATTACH = 0x27, /* host: u64; a kept command's output again, from that byte on */
 
     WIRE_EXIT = 0x30,   /* porter, closes: struct wire_exit */
     WIRE_DONE = 0x31,   /* porter, closes: struct wire_done */
@@ -149,6 +152,9 @@ enum wire_feature {
     WIRE_FEATURE_INLET = 1 << 0, /* carry connections to 127.0.0.1:inlet_port as streams */
     WIRE_FEATURE_RESOLVER =
         1 << 1, /* answer names on 127.0.0.1:53 with "no such name", report them */
+    /* Commands may outlive this connection (WIRE_EXEC_KEEP); a KEPT follows the porter's HELLO. The
+     * host's window is WIRE_WINDOW then. */
+    WIRE_FEATURE_RESUME = 1 << 2,
 };
 struct wire_hello {
     uint16_t version;
@@ -164,7 +170,8 @@ enum wire_exec_flag {
     WIRE_EXEC_PTY = 1 << 2,
     WIRE_EXEC_DETACHED = 1 << 3,
     WIRE_EXEC_ENV_ONLY = 1 << 4,
-    WIRE_EXEC_FLAGS = (1 << 5) - 1,
+    WIRE_EXEC_KEEP = 1 << 5, /* goes on when the connection ends, and waits for the next host */
+    WIRE_EXEC_FLAGS = (1 << 6) - 1,
 };
 struct wire_exec {
     uint32_t flags;
@@ -224,6 +231,20 @@ struct wire_stat {
     int64_t mtime_s;
 };
 
+/* A command that outlived the connection it was started on. Its stream is used again as it was. */
+enum wire_kept_flag {
+    WIRE_KEPT_OVER = 1 << 0,        /* it has ended; EXIT follows its output */
+    WIRE_KEPT_INPUT_ENDED = 1 << 1, /* END has come */
+    WIRE_KEPT_FLAGS = (1 << 2) - 1,
+};
+struct wire_kept {
+    uint32_t stream;
+    uint8_t flags;
+    uint64_t from, to;   /* bytes of its output: what is still there, what there was so far */
+    uint64_t input;      /* bytes of DATA that came for it */
+    uint32_t input_room; /* that many more may come now */
+};
+
 /* Encoders append one whole frame (or several). Lists come as NULL-terminated arrays. Decoders
  * return 0, or -1 with ERR_PROTOCOL. */
 void wire_hello_add(struct buf *out, const struct wire_hello *hello);
@@ -248,6 +269,12 @@ void wire_signal_add(struct buf *out, uint32_t stream, uint8_t number);
 int wire_signal_read(struct str payload, uint8_t *number, struct err *err);
 void wire_resize_add(struct buf *out, uint32_t stream, uint16_t rows, uint16_t columns);
 int wire_resize_read(struct str payload, uint16_t *rows, uint16_t *columns, struct err *err);
+void wire_attach_add(struct buf *out, uint32_t stream, uint64_t position);
+int wire_attach_read(struct str payload, uint64_t *position, struct err *err);
+/* At most WIRE_KEPT_MAX of them. */
+void wire_kept_add(struct buf *out, const struct wire_kept *kept, size_t count);
+int wire_kept_read(struct str payload, struct wire_kept kept[WIRE_KEPT_MAX], size_t *count,
+                   struct err *err);
 /* A host name as DNS allows it: 1 to 253 bytes of letters, digits, '-', '_', '.'. */
 int wire_lookup_read(struct str payload, struct str *name, struct err *err);
 

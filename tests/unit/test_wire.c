@@ -454,3 +454,55 @@ TEST(a_tree_is_read_in_slices_and_written_the_same)
     scratch_close(&from);
     scratch_close(&to);
 }
+
+/* ---------------------------------------------------------------- kept commands */
+TEST(a_list_of_kept_commands_comes_back_as_it_was)
+{
+    struct wire_kept kept[2] = {
+        {.stream = 3, .flags = WIRE_KEPT_OVER, .from = 1u << 20, .to = (1u << 20) + 77, .input = 5},
+        {.stream = 9, .flags = 0, .from = 0, .to = 0, .input = 0, .input_room = WIRE_WINDOW},
+    };
+    struct wire_kept back[WIRE_KEPT_MAX];
+    OWN(buf) struct buf out = {0};
+    struct wire_decoder decoder = {0};
+    struct wire_frame frame;
+    size_t count = 0;
+    wire_kept_add(&out, kept, 2);
+    wire_kept_add(&out, NULL, 0);
+    wire_attach_add(&out, 9, 0x123456789abcdefull);
+    wire_decoder_feed(&decoder, buf_str(&out));
+    EXPECT_INT(wire_decoder_next(&decoder, &frame, NULL), 1);
+    EXPECT_INT(wire_kept_read(frame.payload, back, &count, NULL), 0);
+    EXPECT_INT(count, 2);
+    EXPECT(back[0].stream == 3 && back[0].flags == WIRE_KEPT_OVER && back[0].from == 1u << 20 &&
+           back[0].to == (1u << 20) + 77 && back[0].input == 5 && !back[0].input_room);
+    EXPECT(back[1].stream == 9 && back[1].input_room == WIRE_WINDOW);
+    EXPECT_INT(wire_decoder_next(&decoder, &frame, NULL), 1);
+    EXPECT(wire_kept_read(frame.payload, back, &count, NULL) == 0 && count == 0);
+    uint64_t position;
+    EXPECT_INT(wire_decoder_next(&decoder, &frame, NULL), 1);
+    EXPECT_INT(wire_attach_read(frame.payload, &position, NULL), 0);
+    EXPECT(position == 0x123456789abcdefull && frame.stream == 9);
+    wire_decoder_deinit(&decoder);
+}
+
+TEST(a_list_of_kept_commands_that_cannot_be_is_refused)
+{
+    struct wire_kept back[WIRE_KEPT_MAX];
+    struct wire_kept wrong[][2] = {
+        {{.stream = 2}, {.stream = 3}},                        /* not the host's number */
+        {{.stream = 3}, {.stream = 3}},                        /* twice */
+        {{.stream = 3, .from = 2, .to = 1}, {.stream = 5}},    /* ends before it begins */
+        {{.stream = 3, .to = WIRE_WINDOW + 1}, {.stream = 5}}, /* more than can be kept */
+        {{.stream = 3, .flags = 4}, {.stream = 5}},
+        {{.stream = 3, .input_room = WIRE_WINDOW + 1}, {.stream = 5}},
+    };
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        OWN(buf) struct buf out = {0};
+        size_t count;
+        wire_kept_add(&out, wrong[i], 2);
+        struct str payload = str_from(buf_str(&out), WIRE_HEADER_SIZE);
+        EXPECT_INT(wire_kept_read(payload, back, &count, NULL), -1);
+        EXPECT_INT(wire_kept_read(str_upto(payload, payload.size - 1), back, &count, NULL), -1);
+    }
+}
