@@ -40,9 +40,10 @@ void id_make(char id[ID_MAX], const char *prefix)
 void id_random_hex(char *text, size_t count)
 {
     static const char hex[] = "0123456789abcdef";
+    unsigned char *bytes = (unsigned char *)text + count; /* read before they are overwritten */
+    id_random_bytes(bytes, count);
     for (size_t i = 0; i < count; i++) {
-        unsigned char byte;
-        id_random_bytes(&byte, 1);
+        unsigned char byte = bytes[i];
         text[2 * i] = hex[byte >> 4];
         text[2 * i + 1] = hex[byte & 15];
     }

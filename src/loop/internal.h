@@ -27,7 +27,8 @@ struct loop_slot {
 
 struct loop {
     int epoll_fd;
-    int wake_fd; /* eventfd, edge-triggered: never read */
+    int wake_fd;        /* eventfd, edge-triggered: never read */
+    atomic_bool asleep; /* in epoll_wait, or about to be: whoever posts has to wake it */
     bool is_virtual;
     bool in_tick;
     uint64_t now_ms;
@@ -44,7 +45,7 @@ struct loop {
 
     pthread_mutex_t mailbox_lock;
     struct loop_jobs mailbox; /* under the lock */
-    bool mailbox_signalled;   /* under the lock */
+    atomic_bool mail;         /* there is something in it; set under the lock */
     struct loop_jobs inbox;   /* taken from the mailbox, run in batches */
     size_t inbox_done;        /* of `inbox`, how many ran */
     bool posts_pending;       /* a batch was full */

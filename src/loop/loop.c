@@ -78,11 +78,11 @@ void loop_post(struct loop *loop, void (*run)(void *), void *argument)
     pthread_mutex_lock(&loop->mailbox_lock);
     CHECK(loop->mailbox.count < MAILBOX_MAX);
     loop_jobs_add(&loop->mailbox, run, argument);
-    bool first = !loop->mailbox_signalled;
-    loop->mailbox_signalled = true;
-    /* Under the lock, so that a job which ends the loop cannot run before the descriptor was used.
-     */
-    if (first)
+    atomic_store(&loop->mail, true);
+    /* Only a loop that sleeps costs a system call; the loop says so before it looks at `mail` for
+     * the last time. Under the lock, so that a job which ends the loop cannot run before the
+     * descriptor was used. */
+    if (atomic_load(&loop->asleep) && atomic_exchange(&loop->asleep, false))
         wake(loop);
     pthread_mutex_unlock(&loop->mailbox_lock);
 }
@@ -92,9 +92,11 @@ static bool inbox_refill(struct loop *loop)
     if (loop->inbox_done < loop->inbox.count)
         return true;
     loop->inbox_done = loop->inbox.count = 0;
+    if (!atomic_load(&loop->mail))
+        return false;
     pthread_mutex_lock(&loop->mailbox_lock);
     jobs_swap(&loop->inbox, &loop->mailbox);
-    loop->mailbox_signalled = false;
+    atomic_store(&loop->mail, false);
     pthread_mutex_unlock(&loop->mailbox_lock);
     return loop->inbox.count > 0;
 }
@@ -159,7 +161,8 @@ bool loop_settle(struct loop *loop)
         busy = run_deferred(loop) || busy;
         if (!busy && loop->wake_fd >= 0 && atomic_load(&loop->working)) {
             struct epoll_event events[1];
-            (void)epoll_wait(loop->epoll_fd, events, 1, 10);
+            atomic_store(&loop->asleep, true);
+            (void)epoll_wait(loop->epoll_fd, events, 1, atomic_load(&loop->mail) ? 0 : 10);
             round--; /* a worker's job always ends */
             continue;
         }
@@ -264,21 +267,22 @@ void loop_once(struct loop *loop, int wait_ms_max)
     if (!loop->is_virtual)
         loop->now_ms = clock_mono_ms();
     int wait = wait_ms(loop, wait_ms_max);
+    if (wait != 0) {
+        atomic_store(&loop->asleep, true);
+        if (atomic_load(&loop->mail))
+            wait = 0;
+    }
     int count = loop->is_virtual ? wait_virtual(loop, events, wait)
                                  : epoll_wait(loop->epoll_fd, events, EVENTS_PER_TICK, wait);
     CHECK(count >= 0 || errno == EINTR);
+    atomic_store(&loop->asleep, false);
     if (!loop->is_virtual && wait != 0)
         loop->now_ms = clock_mono_ms();
     loop->in_tick = true;
-    bool posted = loop->posts_pending;
-    for (int i = 0; i < count; i++) {
-        if (events[i].data.u64 == WAKE_TAG)
-            posted = true;
-        else
+    for (int i = 0; i < count; i++)
+        if (events[i].data.u64 != WAKE_TAG)
             dispatch(loop, &events[i]);
-    }
-    if (posted)
-        (void)run_posted(loop);
+    (void)run_posted(loop);
     loop_timers_run(loop);
     (void)run_deferred(loop);
     loop->in_tick = false;

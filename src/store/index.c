@@ -366,12 +366,17 @@ uint64_t index_segment(struct index *index, const char *segment)
     return indexed;
 }
 
-int index_commit(struct index *index, const char *segment, uint64_t indexed, struct err *err)
+int index_note(struct index *index, const char *segment, uint64_t indexed, struct err *err)
 {
     sqlite3_stmt *statement = index->statements[SET_SEGMENT];
     sqlite3_bind_text(statement, 1, segment, -1, SQLITE_STATIC);
     sqlite3_bind_int64(statement, 2, (int64_t)indexed);
-    if (run(index, statement, err) < 0 || sql(index, "COMMIT", err) < 0)
+    return run(index, statement, err);
+}
+
+int index_commit(struct index *index, struct err *err)
+{
+    if (sql(index, "COMMIT", err) < 0)
         return -1;
     index->in_transaction = false;
     return 0;

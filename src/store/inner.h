@@ -1,6 +1,6 @@
 /* inner.h - what the files of the store room share. record.c knows bytes, journal.c knows segments,
- * index.c knows SQLite, store.c has the queue and the writer thread, read.c puts entries together
- * again. */
+ * index.c knows SQLite, writer.c has the queue and the threads, store.c opens and recovers, read.c
+ * puts entries together again. */
 #ifndef STORE_INNER_H
 #define STORE_INNER_H
 
@@ -15,6 +15,24 @@
 /* The entry of a call; `bytes` keeps what `view` points into. */
 int store_entry(struct store *store, struct str call_id, struct buf *bytes, struct store_view *view,
                 struct err *err);
+struct index;
+struct segment;
+/* Adds to the index what it lacks of this segment. *good: where its last whole record ends. */
+int index_catch_up(struct index *index, const struct segment *segment, uint64_t from, size_t *good,
+                   uint64_t *damaged, uint64_t *records, struct err *err);
+
+/* --- writer.c --- */
+struct writer;
+/* Writes the index from then on; it has to live until writer_close(). */
+struct writer *writer_open(const char *home, struct index *index, struct err *err);
+void writer_close(struct writer *writer); /* NULL is fine */
+int writer_append(struct writer *writer, struct loop *loop, const struct store_record *record,
+                  void (*on_committed)(void *context, const struct err *err), void *context,
+                  struct err *err);
+/* Waits until the index has everything that was told to be committed. */
+void writer_flush_index(struct writer *writer);
+void writer_counts(struct writer *writer, struct store_counts *out);
+void writer_set_sync(struct writer *writer, enum store_sync sync);
 
 /* --- record.c --- */
 void segment_head_write(char head[SEGMENT_HEAD_SIZE], uint64_t created_ms);
@@ -25,8 +43,10 @@ int record_write(struct buf *out, const struct store_record *record, struct err 
 void record_seal(char *record, size_t size, uint64_t sequence, uint64_t wall_ms);
 /* Reads the record at `offset`; false: torn, damaged or the end. */
 bool record_read(struct str segment, size_t offset, struct store_view *view);
-/* Where the next whole record after a bad place begins; segment.size when there is none. */
-size_t record_resync(struct str segment, size_t offset, uint64_t sequence);
+/* The same for a record this process just sealed: nobody had it in between. */
+bool record_read_own(struct str segment, size_t offset, struct store_view *view);
+/* Where the next whole record after a bad place begins, before `end`; `end` when there is none. */
+size_t record_resync(struct str segment, size_t offset, size_t end, uint64_t sequence);
 
 /* --- journal.c --- */
 struct journal {
@@ -34,14 +54,20 @@ struct journal {
     int fd; /* the segment this process writes, locked; -1: none yet */
     char name[64];
     uint64_t size, sequence;
+    uint64_t allocated; /* bytes of the file: beyond `size` it holds zeros */
     uint64_t segment_bytes_max;
 };
 int journal_open(struct journal *journal, const char *home, bool create, struct err *err);
 void journal_close(struct journal *journal);
 /* Makes sure that there is a segment to write; starts a new one when the old is large or spoilt. */
 int journal_prepare(struct journal *journal, struct err *err);
-/* Writes and syncs sealed records. After a failure the segment is as long as before. */
-int journal_commit(struct journal *journal, struct str bytes, bool sync, struct err *err);
+/* The segment takes that many bytes without growing. */
+bool journal_ready(const struct journal *journal, size_t size);
+/* Writes sealed records. After a failure the segment is as long as before. */
+int journal_write(struct journal *journal, struct str bytes, struct err *err);
+int journal_sync(struct journal *journal, struct err *err);
+/* Its sync failed: it ends at `size` and is not used again. */
+void journal_spoil(struct journal *journal, uint64_t size);
 /* Names of all segments, oldest first; a NULL-terminated list to be freed with
  * journal_names_free(). */
 char **journal_names(const struct journal *journal, struct err *err);
@@ -64,19 +90,21 @@ static inline void own_segment(struct segment *segment)
 {
     segment_close(segment);
 }
+/* Where the bytes after `offset` end that are not zeros of the allocation. */
+size_t segment_used(const struct segment *segment, size_t offset);
 /* Walks from `offset`, over damaged places too; returns where the last whole record ends. */
 size_t segment_walk(const struct segment *segment, size_t offset, uint64_t *damaged,
                     bool (*on_record)(void *context, const struct store_view *view), void *context);
 
 /* --- index.c --- */
-struct index;
 struct index *index_open(const char *home, bool write, struct err *err);
 void index_close(struct index *index);
 int index_begin(struct index *index, struct err *err);
 int index_add(struct index *index, const struct store_view *view, struct err *err);
 /* Up to where the segment is in the index; 0: not at all. */
 uint64_t index_segment(struct index *index, const char *segment);
-int index_commit(struct index *index, const char *segment, uint64_t indexed, struct err *err);
+int index_note(struct index *index, const char *segment, uint64_t indexed, struct err *err);
+int index_commit(struct index *index, struct err *err);
 void index_rollback(struct index *index);
 int index_list_rollouts(struct index *index, const struct store_query *query,
                         bool (*on_row)(void *, const struct store_rollout *), void *context,

@@ -7,7 +7,11 @@
  *
  * A commit is one write and one fdatasync. When either fails the segment is cut back to where it
  * was, so that nothing half-written stays; a segment that cannot be cut back, or whose sync failed
- * (the kernel may have dropped the pages), is left alone and a new one is started. */
+ * (the kernel may have dropped the pages), is left alone and a new one is started.
+ *
+ * A segment grows ahead of its records, by zeros: a sync that changes neither its size nor its
+ * blocks is one write to the disk instead of two, and takes half the time. Zeros are no record;
+ * they are cut off when the segment is closed, or found after its owner's death. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -29,6 +33,8 @@
 #define SEGMENT_BYTES_MAX (64u << 20)
 #define SEGMENT_READ_MAX (2ll << 30)
 #define SUFFIX ".journal"
+#define GROW_BYTES_MIN ((uint64_t)64 << 10)
+#define GROW_BYTES_MAX ((uint64_t)1 << 20)
 
 int journal_open(struct journal *journal, const char *home, bool create, struct err *err)
 {
@@ -39,9 +45,17 @@ int journal_open(struct journal *journal, const char *home, bool create, struct 
     return 0;
 }
 
+/* The zeros that were not needed. What stays is harmless. */
+static void segment_end(struct journal *journal)
+{
+    if (journal->fd >= 0 && journal->allocated > journal->size)
+        (void)!ftruncate(journal->fd, (off_t)journal->size);
+    fd_close(&journal->fd);
+}
+
 void journal_close(struct journal *journal)
 {
-    fd_close(&journal->fd);
+    segment_end(journal);
     free(journal->dir);
     journal->dir = NULL;
 }
@@ -75,9 +89,9 @@ static int segment_create(struct journal *journal, struct err *err)
     }
     if (sync_dir(journal->dir, err) < 0)
         return -1;
-    fd_close(&journal->fd);
+    segment_end(journal);
     journal->fd = fd_take(&fd);
-    journal->size = SEGMENT_HEAD_SIZE;
+    journal->size = journal->allocated = SEGMENT_HEAD_SIZE;
     journal->sequence = 0;
     return 0;
 }
@@ -89,18 +103,71 @@ int journal_prepare(struct journal *journal, struct err *err)
     return segment_create(journal, err);
 }
 
-int journal_commit(struct journal *journal, struct str bytes, bool sync, struct err *err)
+bool journal_ready(const struct journal *journal, size_t size)
 {
-    bool written = lseek(journal->fd, (off_t)journal->size, SEEK_SET) >= 0 &&
-                   fd_write_all(journal->fd, bytes.data, bytes.size) == 0;
-    if (written && (!sync || fdatasync(journal->fd) == 0)) {
+    return journal->fd >= 0 && journal->size < journal->segment_bytes_max &&
+           journal->size + size <= journal->allocated;
+}
+
+static int write_at(int fd, const char *data, size_t size, uint64_t offset)
+{
+    while (size) {
+        ssize_t wrote = pwrite(fd, data, size, (off_t)offset);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return -1;
+        data += wrote;
+        size -= (size_t)wrote;
+        offset += (uint64_t)wrote;
+    }
+    return 0;
+}
+
+/* So that the next records find their place on the disk. A failure only means that they do not. */
+static void grow(struct journal *journal, size_t needed)
+{
+    static const char zeros[64 << 10];
+    uint64_t ahead = journal->size;
+    ahead = ahead < GROW_BYTES_MIN ? GROW_BYTES_MIN : ahead;
+    ahead = ahead > GROW_BYTES_MAX ? GROW_BYTES_MAX : ahead;
+    if (journal->size + needed + ahead / 8 <= journal->allocated || needed > ahead / 2)
+        return;
+    uint64_t wanted = journal->size + needed + ahead, at = journal->allocated;
+    while (at < wanted && write_at(journal->fd, zeros, sizeof zeros, at) == 0)
+        at += sizeof zeros;
+    if (at < wanted)
+        (void)!ftruncate(journal->fd, (off_t)at); /* whatever was written of the last piece */
+    journal->allocated = at;
+}
+
+int journal_write(struct journal *journal, struct str bytes, struct err *err)
+{
+    grow(journal, bytes.size);
+    if (write_at(journal->fd, bytes.data, bytes.size, journal->size) == 0) {
         journal->size += bytes.size;
+        if (journal->allocated < journal->size)
+            journal->allocated = journal->size;
         return 0;
     }
     err_errno(err, "journal segment '%s/%s'", journal->dir, journal->name);
-    if (ftruncate(journal->fd, (off_t)journal->size) < 0 || written)
+    if (ftruncate(journal->fd, (off_t)journal->size) < 0)
         fd_close(&journal->fd); /* in doubt: the next commit starts a new segment */
+    journal->allocated = journal->size;
     return -1;
+}
+
+int journal_sync(struct journal *journal, struct err *err)
+{
+    if (fdatasync(journal->fd) < 0)
+        return err_errno(err, "journal segment '%s/%s'", journal->dir, journal->name);
+    return 0;
+}
+
+void journal_spoil(struct journal *journal, uint64_t size)
+{
+    (void)!ftruncate(journal->fd, (off_t)size);
+    fd_close(&journal->fd);
 }
 
 static int by_name(const void *a, const void *b)
@@ -193,6 +260,19 @@ void segment_close(struct segment *segment)
     fd_close(&segment->fd);
 }
 
+size_t segment_used(const struct segment *segment, size_t offset)
+{
+    size_t end = segment->bytes.size;
+    const char *data = segment->bytes.data;
+    static const char zeros[4096];
+    while (end - offset >= sizeof zeros &&
+           memcmp(data + end - sizeof zeros, zeros, sizeof zeros) == 0)
+        end -= sizeof zeros;
+    while (end > offset && data[end - 1] == 0)
+        end--;
+    return end;
+}
+
 size_t segment_walk(const struct segment *segment, size_t offset, uint64_t *damaged,
                     bool (*on_record)(void *context, const struct store_view *view), void *context)
 {
@@ -211,8 +291,9 @@ size_t segment_walk(const struct segment *segment, size_t offset, uint64_t *dama
                 return offset;
             continue;
         }
-        size_t next = record_resync(segment->bytes, offset, sequence);
-        if (next == segment->bytes.size)
+        size_t end = segment_used(segment, offset);
+        size_t next = end > offset ? record_resync(segment->bytes, offset, end, sequence) : end;
+        if (next == end)
             return offset;
         LOG_WARN("store", segment->name, "%zu damaged bytes at offset %zu are skipped",
                  next - offset, offset);

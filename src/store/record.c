@@ -309,9 +309,16 @@ bool record_read(struct str segment, size_t offset, struct store_view *view)
     if (!head_plausible(segment, offset))
         return false;
     const char *head = segment.data + offset;
-    size_t size = RECORD_HEAD_SIZE + get32(head);
-    if (get64(head + SUM_OFFSET) != record_sum(head, size))
+    return get64(head + SUM_OFFSET) == record_sum(head, RECORD_HEAD_SIZE + get32(head)) &&
+           record_read_own(segment, offset, view);
+}
+
+bool record_read_own(struct str segment, size_t offset, struct store_view *view)
+{
+    if (!head_plausible(segment, offset))
         return false;
+    const char *head = segment.data + offset;
+    size_t size = RECORD_HEAD_SIZE + get32(head);
     *view = (struct store_view){
         .type = (enum store_type)get16(head + 4),
         .sequence = get64(head + 8),
@@ -333,10 +340,10 @@ bool record_read(struct str segment, size_t offset, struct store_view *view)
     return true;
 }
 
-size_t record_resync(struct str segment, size_t offset, uint64_t sequence)
+size_t record_resync(struct str segment, size_t offset, size_t end, uint64_t sequence)
 {
     int tries = 0;
-    for (size_t at = offset + 1; at + RECORD_HEAD_SIZE <= segment.size; at++) {
+    for (size_t at = offset + 1; at < end && at + RECORD_HEAD_SIZE <= segment.size; at++) {
         uint64_t found = get64(segment.data + at + 8);
         if (!head_plausible(segment, at) || found <= sequence ||
             found - sequence > SEQUENCE_JUMP_MAX)
@@ -347,7 +354,7 @@ size_t record_resync(struct str segment, size_t offset, uint64_t sequence)
         if (++tries == RESYNC_TRIES_MAX)
             break;
     }
-    return segment.size;
+    return end;
 }
 
 size_t store_walk(struct str bytes, bool (*on_record)(void *context, const struct store_view *view),

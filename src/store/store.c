@@ -1,12 +1,7 @@
-/* store.c - the queue and the writer: records from all lanes, one thread that makes them last.
+/* store.c - opening and recovering a home, and the readers' side. writer.c makes records last.
  *
- *     any thread: store_append -> queue        (bounded in bytes; intents leave room for entries)
- *     writer:     take all -> seal -> write, fdatasync -> index -> post each completion to its loop
- *
- * While one commit is being synced the next gathers in the queue, so that the number of syncs does
- * not grow with the number of askers. The journal decides whether a record is kept; an index that
- * falls behind (busy, disk full) is caught up from the segment at the next commit or at the next
- * start. Readers have a connection of their own behind a mutex. */
+ * Readers have a connection of their own behind a mutex; before they use it the index is brought up
+ * to what was committed so far. */
 #include "store/store.h"
 
 #include <errno.h>
@@ -30,19 +25,6 @@
 #include "loop/loop.h"
 #include "store/inner.h"
 
-#define QUEUE_BYTES_MAX ((uint64_t)256 << 20)
-#define BATCH_BYTES_MAX ((uint64_t)16 << 20)
-
-struct item {
-    struct item *next;
-    bool intent; /* must survive our own death only: the next entry's sync covers it */
-    struct buf bytes;
-    struct loop *loop;
-    void (*on_committed)(void *context, const struct err *err);
-    void *context;
-    struct err err;
-};
-
 struct store {
     char *home;
     bool read_only;
@@ -52,21 +34,9 @@ struct store {
     pthread_mutex_t read_lock;
     struct index *reader; /* NULL: there is no index (read-only, empty home) */
 
-    /* Between askers and the writer. */
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    struct item *first, **last;
-    uint64_t queued_bytes;
-    bool closing;
-    enum store_sync sync;
-    struct store_counts counts;
-
-    /* The writer's own. */
-    pthread_t thread;
-    bool running;
-    struct journal journal;
-    struct index *index;
-    bool index_behind;
+    struct journal journal; /* where segments are; they are written by the writer */
+    struct index *index;    /* the writer's, from when it runs */
+    struct writer *writer;  /* NULL: read-only */
 };
 
 /* ---------------------------------------------------------------- recovery */
@@ -86,16 +56,16 @@ static bool catch_up_record(void *context, const struct store_view *view)
     return !state->failed;
 }
 
-/* Adds to the index what it lacks of this segment. *good: where its last whole record ends. */
-static int index_catch_up(struct store *store, const struct segment *segment, uint64_t from,
-                          size_t *good, uint64_t *damaged, uint64_t *records, struct err *err)
+int index_catch_up(struct index *index, const struct segment *segment, uint64_t from, size_t *good,
+                   uint64_t *damaged, uint64_t *records, struct err *err)
 {
-    struct catching_up state = {.index = store->index, .err = err};
-    if (index_begin(store->index, err) < 0)
+    struct catching_up state = {.index = index, .err = err};
+    if (index_begin(index, err) < 0)
         return -1;
     *good = segment_walk(segment, from, damaged, catch_up_record, &state);
-    if (state.failed || index_commit(store->index, segment->name, *good, err) < 0) {
-        index_rollback(store->index);
+    if (state.failed || index_note(index, segment->name, *good, err) < 0 ||
+        index_commit(index, err) < 0) {
+        index_rollback(index);
         return -1;
     }
     *records += state.records;
@@ -131,15 +101,16 @@ static int recover_segment(struct store *store, const char *name, struct err *er
     uint64_t damaged = 0;
     if (indexed > segment.bytes.size)
         indexed = 0; /* somebody cut the segment; what the index has beyond it stays known */
-    if (index_catch_up(store, &segment, indexed, &good, &damaged, &store->recovery.records, err) <
-        0)
+    if (index_catch_up(store->index, &segment, indexed, &good, &damaged, &store->recovery.records,
+                       err) < 0)
         return err_wrap(err, "recovering '%s'", name);
     store->recovery.damaged_segments += damaged > 0;
     if (good >= segment.bytes.size || good < SEGMENT_HEAD_SIZE)
         return 0;
-    LOG_WARN("store", name, "%zu bytes of an unfinished record are cut off",
-             segment.bytes.size - good);
-    store->recovery.torn_bytes += segment.bytes.size - good;
+    size_t torn = segment_used(&segment, good) - good;
+    if (torn)
+        LOG_WARN("store", name, "%zu bytes of an unfinished record are cut off", torn);
+    store->recovery.torn_bytes += torn;
     if (ftruncate(lock, (off_t)good) < 0 || fdatasync(lock) < 0)
         return err_errno(err, "cutting '%s' back", path);
     return 0;
@@ -158,163 +129,6 @@ static int recover_all(struct store *store, struct err *err)
     return result;
 }
 
-/* ---------------------------------------------------------------- the writer */
-
-static void deliver(void *argument)
-{
-    struct item *item = argument;
-    item->on_committed(item->context, &item->err);
-    free(item);
-}
-
-static void finish(struct item *item, const struct err *err)
-{
-    buf_deinit(&item->bytes);
-    if (!item->on_committed) {
-        free(item);
-        return;
-    }
-    item->err = *err;
-    loop_post(item->loop, deliver, item);
-}
-
-/* Brings the index up to the journal's end: with the records of this commit when it was up to date,
- * else by reading the segment again from where it stopped. */
-static void update_index(struct store *store, struct str batch, uint64_t batch_offset)
-{
-    struct err err = {0};
-    if (store->index_behind) {
-        OWN(segment) struct segment segment = {.fd = -1};
-        size_t good;
-        uint64_t damaged = 0, records = 0;
-        uint64_t indexed = index_segment(store->index, store->journal.name);
-        if (segment_open(&segment, &store->journal, store->journal.name, &err) == 0 &&
-            index_catch_up(store, &segment, indexed, &good, &damaged, &records, &err) == 0)
-            store->index_behind = false;
-    } else {
-        struct catching_up state = {.index = store->index, .err = &err};
-        store->index_behind = true;
-        if (index_begin(store->index, &err) == 0) {
-            struct store_view view;
-            for (size_t at = 0; !state.failed && record_read(batch, at, &view);) {
-                at += view.size;
-                view.offset += batch_offset;
-                view.segment = str_of(store->journal.name);
-                (void)catch_up_record(&state, &view);
-            }
-            if (!state.failed &&
-                index_commit(store->index, store->journal.name, store->journal.size, &err) == 0)
-                store->index_behind = false;
-            else
-                index_rollback(store->index);
-        }
-    }
-    if (store->index_behind)
-        LOG_WARN("store", NULL, "the index is behind the journal for now: %s", err.text);
-}
-
-/* An intent answers "was this call begun?" after a crash of ours, for which the kernel's memory is
- * enough. A crash of the machine takes the agents along, too. */
-static bool only_intents(const struct item *batch)
-{
-    while (batch && batch->intent)
-        batch = batch->next;
-    return !batch;
-}
-
-static void commit(struct store *store, struct item *batch, bool sync)
-{
-    struct err err = {0};
-    OWN(buf) struct buf bytes = {0};
-    uint64_t count = 0;
-    char before[sizeof store->journal.name];
-    memcpy(before, store->journal.name, sizeof before);
-    bool good = journal_prepare(&store->journal, &err) == 0;
-    if (good && before[0] && strcmp(before, store->journal.name) != 0 && store->index_behind) {
-        /* What is missing is in the old segment. Leave it to the next start; the new one is whole.
-         */
-        LOG_WARN("store", before, "the rest of this segment is indexed at the next start");
-        store->index_behind = false;
-    }
-    if (good) {
-        uint64_t now = clock_wall_ms(), offset = store->journal.size;
-        uint64_t sequence = store->journal.sequence;
-        for (struct item *item = batch; item; item = item->next, count++) {
-            record_seal(item->bytes.data, item->bytes.size, ++sequence, now);
-            buf_str_append(&bytes, buf_str(&item->bytes));
-        }
-        good = journal_commit(&store->journal, buf_str(&bytes), sync, &err) == 0;
-        if (good) {
-            store->journal.sequence = sequence;
-            update_index(store, buf_str(&bytes), offset);
-        }
-    }
-    if (!good)
-        LOG_ERROR("store", NULL, "nothing of this commit was kept: %s", err.text);
-
-    pthread_mutex_lock(&store->lock);
-    store->counts.commits++;
-    store->counts.committed += good ? count : 0;
-    store->counts.failed = !good;
-    pthread_mutex_unlock(&store->lock);
-    while (batch) {
-        struct item *item = batch;
-        batch = item->next;
-        finish(item, &err);
-    }
-}
-
-static struct item *take_batch(struct store *store, bool *sync)
-{
-    pthread_mutex_lock(&store->lock);
-    while (!store->first && !store->closing)
-        pthread_cond_wait(&store->wake, &store->lock);
-    struct item *batch = store->first;
-    struct item **end = &store->first;
-    uint64_t bytes = 0;
-    uint64_t room = store->sync == STORE_SYNC_ALWAYS ? 0 : BATCH_BYTES_MAX;
-    while (*end && (bytes == 0 || bytes + (*end)->bytes.size <= room)) {
-        bytes += (*end)->bytes.size;
-        end = &(*end)->next;
-    }
-    if (batch) {
-        store->first = *end;
-        *end = NULL;
-        if (!store->first)
-            store->last = &store->first;
-        store->queued_bytes -= bytes;
-    }
-    *sync = store->sync == STORE_SYNC_ALWAYS ||
-            (store->sync == STORE_SYNC_BATCH && !only_intents(batch));
-    pthread_mutex_unlock(&store->lock);
-    return batch;
-}
-
-static void *writer(void *argument)
-{
-    struct store *store = argument;
-    struct item *batch;
-    bool sync;
-    while ((batch = take_batch(store, &sync)))
-        commit(store, batch, sync);
-    return NULL;
-}
-
-static int start_writer(struct store *store, struct err *err)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int code = pthread_create(&store->thread, NULL, writer, store);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (code != 0) {
-        errno = code;
-        return err_errno(err, "starting the journal's writer");
-    }
-    store->running = true;
-    return 0;
-}
-
 /* ---------------------------------------------------------------- the door */
 
 static struct store *store_new(const char *home, bool read_only)
@@ -322,12 +136,8 @@ static struct store *store_new(const char *home, bool read_only)
     struct store *store = mem_zero(sizeof *store);
     store->home = mem_dup(home);
     store->read_only = read_only;
-    store->sync = STORE_SYNC_BATCH;
-    store->last = &store->first;
     store->journal.fd = -1;
     pthread_mutex_init(&store->read_lock, NULL);
-    pthread_mutex_init(&store->lock, NULL);
-    pthread_cond_init(&store->wake, NULL);
     return store;
 }
 
@@ -336,7 +146,8 @@ struct store *store_open(const char *home, struct err *err)
     struct store *store = store_new(home, false);
     if (journal_open(&store->journal, home, true, err) < 0 ||
         !(store->index = index_open(home, true, err)) || recover_all(store, err) < 0 ||
-        !(store->reader = index_open(home, false, err)) || start_writer(store, err) < 0) {
+        !(store->reader = index_open(home, false, err)) ||
+        !(store->writer = writer_open(home, store->index, err))) {
         err_wrap(err, "opening the store in '%s'", home);
         store_close(store);
         return NULL;
@@ -361,19 +172,11 @@ void store_close(struct store *store)
 {
     if (!store)
         return;
-    if (store->running) {
-        pthread_mutex_lock(&store->lock);
-        store->closing = true;
-        pthread_cond_signal(&store->wake);
-        pthread_mutex_unlock(&store->lock);
-        pthread_join(store->thread, NULL);
-    }
+    writer_close(store->writer);
     index_close(store->reader);
     index_close(store->index);
     journal_close(&store->journal);
     pthread_mutex_destroy(&store->read_lock);
-    pthread_mutex_destroy(&store->lock);
-    pthread_cond_destroy(&store->wake);
     free(store->home);
     free(store);
 }
@@ -385,9 +188,8 @@ const char *store_home(const struct store *store)
 
 void store_set_sync(struct store *store, enum store_sync sync)
 {
-    pthread_mutex_lock(&store->lock);
-    store->sync = sync;
-    pthread_mutex_unlock(&store->lock);
+    CHECK(!store->read_only);
+    writer_set_sync(store->writer, sync);
 }
 
 const struct store_recovery *store_recovered(const struct store *store)
@@ -401,41 +203,28 @@ int store_append(struct store *store, struct loop *loop, const struct store_reco
 {
     CHECK(!store->read_only);
     CHECK(loop || !on_committed);
-    struct item *item = mem_zero(sizeof *item);
-    item->loop = loop;
-    item->intent = record->type == STORE_INTENT;
-    item->on_committed = on_committed;
-    item->context = context;
-    if (record_write(&item->bytes, record, err) < 0) {
-        buf_deinit(&item->bytes);
-        free(item);
-        return -1;
-    }
-    uint64_t room = record->type == STORE_INTENT ? QUEUE_BYTES_MAX / 4 * 3 : QUEUE_BYTES_MAX;
-    pthread_mutex_lock(&store->lock);
-    /* A single large record always fits into an empty queue. */
-    bool full = store->queued_bytes > 0 && store->queued_bytes + item->bytes.size > room;
-    if (!full) {
-        *store->last = item;
-        store->last = &item->next;
-        store->queued_bytes += item->bytes.size;
-        store->counts.appended++;
-        pthread_cond_signal(&store->wake);
-    }
-    pthread_mutex_unlock(&store->lock);
-    if (!full)
-        return 0;
-    buf_deinit(&item->bytes);
-    free(item);
-    return err_set(err, ERR_CAPACITY, "the journal's queue is full");
+    return writer_append(store->writer, loop, record, on_committed, context, err);
 }
 
 void store_counts(struct store *store, struct store_counts *out)
 {
-    pthread_mutex_lock(&store->lock);
-    *out = store->counts;
-    out->queued_bytes = store->queued_bytes;
-    pthread_mutex_unlock(&store->lock);
+    *out = (struct store_counts){0};
+    if (store->writer)
+        writer_counts(store->writer, out);
+}
+
+/* The index as of now, for as long as the caller holds it. */
+static struct index *reader_lock(struct store *store)
+{
+    if (store->writer)
+        writer_flush_index(store->writer);
+    pthread_mutex_lock(&store->read_lock);
+    return store->reader;
+}
+
+static void reader_unlock(struct store *store)
+{
+    pthread_mutex_unlock(&store->read_lock);
 }
 
 struct walking {
@@ -472,14 +261,13 @@ int store_recover(struct store *store,
         size_t good = segment_walk(&segment, 0, &damaged, walk_record, &walking);
         found.segments++;
         found.damaged_segments += damaged > 0;
-        found.torn_bytes += walking.stopped ? 0 : segment.bytes.size - good;
+        found.torn_bytes += walking.stopped ? 0 : segment_used(&segment, good) - good;
     }
     journal_names_free(names);
     found.records = walking.records;
     if (store->reader) {
-        pthread_mutex_lock(&store->read_lock);
-        found.open_calls = index_open_calls(store->reader);
-        pthread_mutex_unlock(&store->read_lock);
+        found.open_calls = index_open_calls(reader_lock(store));
+        reader_unlock(store);
     }
     if (out)
         *out = found;
@@ -507,9 +295,9 @@ int store_list_rollouts(struct store *store, const struct store_query *query,
 {
     if (!store->reader)
         return 0;
-    pthread_mutex_lock(&store->read_lock);
-    int result = index_list_rollouts(store->reader, query, on_row, context, err);
-    pthread_mutex_unlock(&store->read_lock);
+    struct index *index = reader_lock(store);
+    int result = index_list_rollouts(index, query, on_row, context, err);
+    reader_unlock(store);
     return result;
 }
 
@@ -519,9 +307,9 @@ int store_get_rollout(struct store *store, const char *id,
 {
     if (!store->reader)
         return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
-    pthread_mutex_lock(&store->read_lock);
-    int result = index_get_rollout(store->reader, id, on_row, context, err);
-    pthread_mutex_unlock(&store->read_lock);
+    struct index *index = reader_lock(store);
+    int result = index_get_rollout(index, id, on_row, context, err);
+    reader_unlock(store);
     return result;
 }
 
@@ -531,9 +319,9 @@ int store_list_calls(struct store *store, const char *rollout_id,
 {
     if (!store->reader)
         return 0;
-    pthread_mutex_lock(&store->read_lock);
-    int result = index_list_calls(store->reader, rollout_id, on_row, context, err);
-    pthread_mutex_unlock(&store->read_lock);
+    struct index *index = reader_lock(store);
+    int result = index_list_calls(index, rollout_id, on_row, context, err);
+    reader_unlock(store);
     return result;
 }
 
@@ -544,9 +332,9 @@ int store_entry(struct store *store, struct str call_id, struct buf *bytes, stru
     if (!store->reader)
         return err_set(err, ERR_NOT_FOUND, "there is no entry for call '%s'", id);
     struct index_place place;
-    pthread_mutex_lock(&store->read_lock);
-    int result = index_find_call(store->reader, id, &place, err);
-    pthread_mutex_unlock(&store->read_lock);
+    struct index *index = reader_lock(store);
+    int result = index_find_call(index, id, &place, err);
+    reader_unlock(store);
     if (result < 0 || journal_read(&store->journal, place.segment, place.offset, bytes, err) < 0)
         return -1;
     if (!record_read(buf_str(bytes), 0, view) || !str_equal(view->call_id, call_id))

@@ -5,9 +5,11 @@
  * journal that can be thrown away: it is brought up to date when the store is opened.
  *
  * Several processes may have the same home open: each writes segments of its own and holds a lock
- * on them; what a dead one left is recovered by the next store_open(). Inside a process one thread,
- * the writer, writes everything: it takes what is queued, writes it, syncs once for all of it,
- * brings the index up to date and then tells each asker on its own loop.
+ * on them; what a dead one left is recovered by the next store_open(). Inside a process one thread
+ * takes what is queued, writes it, syncs once for all of it and then tells each asker on its own
+ * loop; an intent needs no sync, is written by its asker's thread when nobody else is writing, and
+ * may overtake what is queued. The index follows within 50 ms; reading functions bring it up to
+ * date first, and who puts a rollout's row is told when other processes can see it there.
  *
  * store_append() and store_put_rollout() may come from any thread; on_committed comes on `loop`,
  * exactly once, never from inside the call, also when the disk failed (err->kind ERR_DISK_FULL or
@@ -221,6 +223,7 @@ int store_read_tokens(struct store *store, const char *call_id, struct buf *prom
 
 struct store_counts {
     uint64_t appended, committed, commits; /* records queued, records on disk, syncs made */
+    uint64_t bytes;                        /* of the records on disk */
     uint64_t queued_bytes;
     bool failed; /* the last commit failed; the reason was logged and given to its askers */
 };

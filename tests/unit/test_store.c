@@ -314,8 +314,12 @@ enum { LANES = 4, RECORDS = 500 };
 static void lane_committed(void *context, const struct err *err)
 {
     struct lane_item *item = context;
-    item->test->wrong += err->kind != ERR_NONE || item->number != item->test->last_done + 1;
-    item->test->last_done = item->number;
+    /* Intents may overtake; entries keep their order. */
+    bool entry = item->number % 2 == 0;
+    item->test->wrong += err->kind != ERR_NONE;
+    item->test->wrong += entry && item->number != item->test->last_done + 2;
+    if (entry)
+        item->test->last_done = item->number;
     item->test->waiter.pending--;
     free(item);
 }

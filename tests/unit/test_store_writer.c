@@ -1,0 +1,285 @@
+/* The writer behind the store's door: what is allocated ahead, what overtakes, what a sync that
+ * fails takes back, and an index that follows. fdatasync() is ours here. */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "loop/loop.h"
+#include "store/store.h"
+#include "test.h"
+
+static char home[64];
+static struct store *store;
+static struct loop *loop;
+static atomic_int pending, failed;
+
+/* What the next sync does instead of syncing. */
+static _Atomic(void (*)(void)) during_sync;
+static atomic_bool sync_fails;
+
+int fdatasync(int fd)
+{
+    void (*run)(void) = atomic_exchange(&during_sync, NULL);
+    if (run)
+        run();
+    if (atomic_exchange(&sync_fails, false)) {
+        errno = EIO;
+        return -1;
+    }
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+static void begin(void)
+{
+    log_setup(LOG_OFF, false);
+    snprintf(home, sizeof home, "/tmp/test-store-XXXXXX");
+    if (!mkdtemp(home))
+        abort();
+    loop = loop_new(NULL);
+    store = store_open(home, NULL);
+    EXPECT(store);
+}
+
+static void end(void)
+{
+    store_close(store);
+    loop_free(loop);
+    (void)file_remove_tree(home, NULL);
+}
+
+static void committed(void *context, const struct err *err)
+{
+    (void)context;
+    failed += err->kind != ERR_NONE;
+    pending--;
+}
+
+static void append(enum store_type type, const char *call, struct str body)
+{
+    struct store_record record = {
+        .type = type,
+        .rollout_id = "r-1",
+        .call_id = call,
+        .number = 1,
+        .body = body,
+        .state = type == STORE_ENTRY ? "answered" : NULL,
+        .prompt_tokens = -1,
+        .completion_tokens = -1,
+    };
+    pending++;
+    if (store_append(store, loop, &record, committed, NULL, NULL) < 0)
+        abort();
+}
+
+static void wait_all(void)
+{
+    while (pending)
+        loop_once(loop, 1000);
+}
+
+static bool list_call(void *context, const struct store_call *row)
+{
+    buf_format(context, "%s:%s ", row->id, row->state);
+    return true;
+}
+
+static void expect_calls(const char *wanted)
+{
+    OWN(buf) struct buf text = {0};
+    EXPECT_INT(store_list_calls(store, "r-1", list_call, &text, NULL), 0);
+    EXPECT_TEXT(buf_text(&text), wanted);
+}
+
+static uint64_t segment_bytes(void)
+{
+    OWN(mem) char *dir = mem_format("%s/journal", home);
+    uint64_t size = 0;
+    DIR *listing = opendir(dir);
+    struct dirent *entry;
+    while (listing && (entry = readdir(listing))) {
+        OWN(mem) char *path = mem_format("%s/%s", dir, entry->d_name);
+        struct stat status;
+        if (entry->d_name[0] != '.' && stat(path, &status) == 0)
+            size += (uint64_t)status.st_size;
+    }
+    if (listing)
+        closedir(listing);
+    return size;
+}
+
+TEST(what_was_told_is_in_the_index_for_whoever_reads_next)
+{
+    begin();
+    for (int i = 0; i < 200; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "c-%03d", i);
+        append(STORE_INTENT, id, STR("{}"));
+        wait_all();
+        append(STORE_ENTRY, id, STR("{}"));
+        wait_all();
+        OWN(buf) struct buf call = {0};
+        struct err err = {0};
+        EXPECT_INT(store_read_call(store, id, &call, &err), 0);
+        EXPECT_TEXT(err.text, "");
+    }
+    end();
+}
+
+static void append_intent(void)
+{
+    append(STORE_INTENT, "c-2", STR("{}"));
+}
+
+TEST(an_intent_does_not_wait_for_a_sync)
+{
+    begin();
+    append(STORE_ENTRY, "c-1", STR("{}"));
+    wait_all(); /* a segment is there */
+    during_sync = append_intent;
+    append(STORE_ENTRY, "c-3", STR("{}"));
+    wait_all();
+    expect_calls("c-1:answered c-2:open c-3:answered ");
+    end();
+}
+
+TEST(a_sync_that_fails_takes_back_its_batch_and_keeps_the_intents_behind_it)
+{
+    begin();
+    append(STORE_ENTRY, "c-1", STR("{}"));
+    wait_all();
+    during_sync = append_intent;
+    sync_fails = true;
+    append(STORE_ENTRY, "c-3", STR("{}"));
+    wait_all();
+    EXPECT_INT(failed, 1);
+    append(STORE_ENTRY, "c-4", STR("{}"));
+    wait_all();
+    EXPECT_INT(failed, 1);
+    expect_calls("c-1:answered c-2:open c-4:answered ");
+    store_close(store);
+    OWN(mem) char *command = mem_format("rm %s/index.sqlite*", home);
+    EXPECT_INT(system(command), 0);
+    store = store_open(home, NULL);
+    EXPECT_INT(store_recovered(store)->segments, 2);
+    EXPECT_INT(store_recovered(store)->torn_bytes, 0);
+    expect_calls("c-1:answered c-2:open c-4:answered ");
+    end();
+}
+
+TEST(what_is_allocated_ahead_is_cut_off_at_the_end)
+{
+    begin();
+    struct store_counts counts;
+    append(STORE_ENTRY, "c-1", STR("{}"));
+    wait_all();
+    store_counts(store, &counts);
+    EXPECT(segment_bytes() >= counts.bytes + 32 + 60000);
+    store_close(store);
+    EXPECT_INT(segment_bytes(), counts.bytes + 32);
+    store = store_open(home, NULL);
+    EXPECT_INT(store_recovered(store)->torn_bytes, 0);
+    end();
+}
+
+/* A record may end in zeros, and be followed by those of the allocation. */
+TEST(a_killed_owners_zeros_are_no_torn_record)
+{
+    begin();
+    store_close(store);
+    int ready[2];
+    EXPECT_INT(pipe(ready), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        store = store_open(home, NULL);
+        float zeros[100] = {0};
+        struct store_record record = {.type = STORE_ENTRY,
+                                      .rollout_id = "r-1",
+                                      .call_id = "c-1",
+                                      .state = "answered",
+                                      .logprobs = zeros,
+                                      .logprob_count = 100};
+        pending++;
+        (void)store_append(store, loop, &record, committed, NULL, NULL);
+        wait_all();
+        append(STORE_INTENT, "c-2", STR("{}"));
+        wait_all();
+        struct store_counts counts;
+        store_counts(store, &counts);
+        (void)!write(ready[1], &counts.bytes, sizeof counts.bytes);
+        pause();
+        _exit(0);
+    }
+    uint64_t bytes = 0;
+    EXPECT_INT(read(ready[0], &bytes, sizeof bytes), sizeof bytes);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(ready[0]);
+    close(ready[1]);
+    EXPECT(segment_bytes() > bytes + 32);
+    store = store_open(home, NULL);
+    EXPECT_INT(store_recovered(store)->torn_bytes, 0);
+    EXPECT_INT(store_recovered(store)->damaged_segments, 0);
+    EXPECT_INT(segment_bytes(), bytes + 32);
+    expect_calls("c-1:answered c-2:open ");
+    end();
+}
+
+/* --- many threads --- */
+
+static void *intents(void *argument)
+{
+    const char *name = argument;
+    for (int i = 0; i < 500; i++) {
+        char id[24];
+        snprintf(id, sizeof id, "c-%s-%03d", name, i);
+        struct store_record record = {.type = i % 3 ? STORE_INTENT : STORE_ENTRY,
+                                      .rollout_id = "r-1",
+                                      .call_id = id,
+                                      .body = STR("{}")};
+        pending++;
+        (void)store_append(store, loop, &record, committed, NULL, NULL);
+    }
+    return NULL;
+}
+
+static bool in_order(void *context, const struct store_view *view)
+{
+    uint64_t *last = context;
+    return view->sequence == ++*last;
+}
+
+TEST(intents_and_entries_of_many_threads_follow_each_other_without_a_gap)
+{
+    begin();
+    pthread_t threads[4];
+    static char names[4][2] = {"a", "b", "c", "d"};
+    for (int i = 0; i < 4; i++)
+        EXPECT_INT(pthread_create(&threads[i], NULL, intents, names[i]), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    wait_all();
+    EXPECT_INT(failed, 0);
+    uint64_t last = 0;
+    struct store_recovery found;
+    EXPECT_INT(store_recover(store, in_order, &last, &found, NULL), 0);
+    EXPECT_INT(last, 2000);
+    EXPECT_INT(found.records, 2000);
+    EXPECT_INT(found.torn_bytes, 0);
+    EXPECT_INT(found.damaged_segments, 0);
+    end();
+}
