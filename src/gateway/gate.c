@@ -22,6 +22,9 @@
 #include "json/json.h"
 #include "loop/loop.h"
 
+#define TAKE_MAX 1024
+#define STREAM_HIGH (256 * 1024)
+
 enum state { QUEUED, LEASED, STREAMING, GONE };
 
 struct gate_call {
@@ -32,6 +35,12 @@ struct gate_call {
     struct gate_work *work;
     atomic_int refs; /* the lane, the gate, and each message on its way */
     bool closed;     /* lane thread: the lane lost interest */
+    bool over;       /* lane thread: the last word was said, there is nothing to withdraw */
+    /* What both sides may look at without a message. */
+    _Atomic int64_t policy; /* of its last take */
+    atomic_bool taken;
+    atomic_size_t unconsumed; /* bytes of a stream that the lane has not passed on */
+    atomic_bool full;         /* and somebody waits until there are fewer */
 };
 
 struct rollout {
@@ -66,9 +75,7 @@ struct gate_stream {
     void (*on_drain)(void *);
     void (*on_gone)(void *);
     void *context;
-    size_t unconsumed;
     bool sent; /* a byte went to the lane */
-    bool was_full;
 };
 
 struct gate_taker {
@@ -95,17 +102,13 @@ struct gate {
     struct gate_counts counts;
 };
 
-#define TAKE_MAX 1024
-#define STREAM_HIGH (256 * 1024)
-
 /* ---------------------------------------------------------------- messages to the lane */
-enum word { SAY_TAKEN, SAY_ANSWER, SAY_CHUNK, SAY_END, SAY_FAIL, SAY_BROKEN };
+enum word { SAY_ANSWER, SAY_CHUNK, SAY_END, SAY_FAIL, SAY_BROKEN };
 
 struct message {
     struct gate_call *call;
     enum word word;
     int http_status;
-    int64_t policy;
     struct buf bytes; /* body, chunk, or the error's type */
     struct err err;
 };
@@ -121,13 +124,10 @@ static void deliver(void *argument)
     struct message *message = argument;
     struct gate_call *call = message->call;
     const struct gate_hold *hold = &call->hold;
+    call->over |= message->word != SAY_CHUNK;
     if (!call->closed) {
         struct str bytes = buf_str(&message->bytes);
         switch (message->word) {
-        case SAY_TAKEN:
-            if (hold->on_taken)
-                hold->on_taken(hold->context, message->policy);
-            break;
         case SAY_ANSWER:
             hold->on_answer(hold->context, bytes);
             break;
@@ -364,38 +364,42 @@ void gate_call_close(struct gate_call *call)
 {
     CHECK(!call->closed);
     call->closed = true;
-    loop_post(call->home, withdraw, call); /* takes the lane's reference along */
+    if (call->over)
+        call_unref(call);
+    else
+        loop_post(call->home, withdraw, call); /* takes the lane's reference along */
 }
 
-struct consumption {
-    struct gate_call *call;
-    size_t bytes;
-};
-
-static void consume(void *argument)
+bool gate_call_policy(const struct gate_call *call, int64_t *version)
 {
-    struct consumption *consumption = argument;
-    struct gate_work *work = consumption->call->work;
-    if (work && work->stream) {
-        struct gate_stream *stream = work->stream;
-        stream->unconsumed -=
-            consumption->bytes < stream->unconsumed ? consumption->bytes : stream->unconsumed;
-        if (stream->was_full && stream->unconsumed < STREAM_HIGH / 2) {
-            stream->was_full = false;
-            if (stream->on_drain)
-                stream->on_drain(stream->context);
-        }
-    }
-    call_unref(consumption->call);
-    free(consumption);
+    if (!atomic_load(&call->taken))
+        return false;
+    *version = atomic_load(&call->policy);
+    return true;
+}
+
+static void drain(void *argument)
+{
+    struct gate_call *call = argument;
+    struct gate_stream *stream = call->work ? call->work->stream : NULL;
+    if (stream && stream->on_drain)
+        stream->on_drain(stream->context);
+    call_unref(call);
+}
+
+/* Whoever sees that a full stream has room again says so, once. */
+static bool has_room_again(struct gate_call *call)
+{
+    return atomic_load(&call->unconsumed) < STREAM_HIGH / 2 && atomic_exchange(&call->full, false);
 }
 
 void gate_call_consumed(struct gate_call *call, size_t bytes)
 {
-    struct consumption *consumption = mem_alloc(sizeof *consumption);
-    *consumption = (struct consumption){call, bytes};
+    atomic_fetch_sub(&call->unconsumed, bytes);
+    if (!has_room_again(call))
+        return;
     atomic_fetch_add(&call->refs, 1);
-    loop_post(call->home, consume, consumption);
+    loop_post(call->home, drain, call);
 }
 
 /* ---------------------------------------------------------------- taking */
@@ -411,9 +415,8 @@ static void lease(struct gate_taker *taker, struct gate_work *work)
     gate->counts.leased++;
     gate->counts.taken++;
     set_timer(work);
-    struct message *message = message_new(work, SAY_TAKEN, STR_NONE);
-    message->policy = work->policy;
-    say(message);
+    atomic_store(&work->call->policy, work->policy);
+    atomic_store(&work->call->taken, true);
 }
 
 static bool fits(const struct gate_taker *taker, const struct rollout *rollout)
@@ -691,12 +694,14 @@ size_t gate_stream_write(struct gate_stream *stream, struct str bytes)
 {
     if (!stream->work || !bytes.size)
         return 0;
+    struct gate_call *call = stream->work->call;
     stream->sent = true;
-    stream->unconsumed += bytes.size;
-    if (stream->unconsumed >= STREAM_HIGH)
-        stream->was_full = true;
+    size_t unconsumed = atomic_fetch_add(&call->unconsumed, bytes.size) + bytes.size;
+    if (unconsumed >= STREAM_HIGH)
+        atomic_store(&call->full, true);
     say(message_new(stream->work, SAY_CHUNK, bytes));
-    return stream->unconsumed;
+    /* The lane may have been faster. */
+    return has_room_again(call) ? atomic_load(&call->unconsumed) : unconsumed;
 }
 
 void gate_stream_end(struct gate_stream *stream)

@@ -61,8 +61,6 @@ struct gate_hold {
     void (*free_payload)(void *payload); /* any thread; may be NULL */
     /* On the lane, never from inside gate_hold(). Exactly one of answer, end, fail, broken comes
      * last. */
-    void (*on_taken)(void *context,
-                     int64_t policy_version); /* may be NULL; again after redelivery */
     void (*on_answer)(void *context, struct str body);
     void (*on_chunk)(void *context, struct str bytes);
     void (*on_end)(void *context);
@@ -77,6 +75,8 @@ struct gate_call *gate_hold(struct gate *gate, struct loop *lane, const struct g
 /* The agent is gone, or the call ended: silent afterwards. Must be called once for each held call,
  * also after its last callback. */
 void gate_call_close(struct gate_call *call);
+/* The policy's version when it was last taken; false: nobody has taken it. */
+bool gate_call_policy(const struct gate_call *call, int64_t *version);
 /* Bytes of a stream that the lane has passed on: lets the gate hold the trainer back. */
 void gate_call_consumed(struct gate_call *call, size_t bytes);
 
@@ -147,7 +147,7 @@ bool gate_paused(const struct gate *gate);                /* any thread */
 void gate_set_policy(struct gate *gate, int64_t version); /* stamped at take */
 int64_t gate_policy(const struct gate *gate);             /* any thread */
 struct gate_counts {
-    uint64_t takers; /* takes that wait, now */
+    uint64_t takers;                                                /* takes that wait, now */
     uint64_t held, leased, streaming;                               /* now */
     uint64_t taken, answered, failed, redelivered, withdrawn, late; /* ever */
 };

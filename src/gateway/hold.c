@@ -25,8 +25,16 @@ struct hold {
     size_t owed; /* bytes taken while paused */
 };
 
+/* Which weights the answer is from, as far as that is known. */
+static void note_policy(struct hold *hold)
+{
+    if (hold->call)
+        (void)gate_call_policy(hold->call, hold->policy_version);
+}
+
 static bool give_head(struct hold *hold, const struct upstream_head *head)
 {
+    note_policy(hold);
     hold->handlers.on_head(hold->context, head);
     return !hold->closed;
 }
@@ -34,12 +42,6 @@ static bool give_head(struct hold *hold, const struct upstream_head *head)
 static void give_end(struct hold *hold, const struct err *err)
 {
     hold->handlers.on_done(hold->context, err, false);
-}
-
-static void on_taken(void *context, int64_t policy_version)
-{
-    struct hold *hold = context;
-    *hold->policy_version = policy_version;
 }
 
 static void give_body(struct hold *hold, const struct upstream_head *head, struct str body)
@@ -129,7 +131,6 @@ struct hold *hold_start(struct loop *loop, const struct upstream_request *reques
         .payload = hold_object_new(order->body, order->dialect, request->request, order->view),
         .write = hold_object_write,
         .free_payload = hold_object_free,
-        .on_taken = on_taken,
         .on_answer = on_answer,
         .on_chunk = on_chunk,
         .on_end = on_end,
@@ -168,6 +169,7 @@ void hold_close(struct hold *hold)
     if (hold->closed)
         return;
     hold->closed = true;
+    note_policy(hold);
     if (hold->call)
         gate_call_close(hold->call);
     loop_defer(hold->loop, hold_free, hold);

@@ -17,10 +17,12 @@ struct caller {
     bool done;
 };
 
-static void on_taken(void *context, int64_t policy)
+/* Before its first word. */
+static void note_taken(struct caller *caller)
 {
-    struct caller *caller = context;
-    buf_format(&caller->said, "taken:%lld ", (long long)policy);
+    int64_t policy;
+    if (!caller->said.size && gate_call_policy(caller->call, &policy))
+        buf_format(&caller->said, "taken:%lld ", (long long)policy);
 }
 static void finish(struct caller *caller)
 {
@@ -30,24 +32,28 @@ static void finish(struct caller *caller)
 static void on_answer(void *context, struct str body)
 {
     struct caller *caller = context;
+    note_taken(caller);
     buf_format(&caller->said, "answer:%.*s ", STR_ARGS(body));
     finish(caller);
 }
 static void on_chunk(void *context, struct str bytes)
 {
     struct caller *caller = context;
+    note_taken(caller);
     buf_format(&caller->said, "chunk:%.*s ", STR_ARGS(bytes));
     gate_call_consumed(caller->call, bytes.size);
 }
 static void on_end(void *context)
 {
     struct caller *caller = context;
+    note_taken(caller);
     buf_format(&caller->said, "end ");
     finish(caller);
 }
 static void on_fail(void *context, const struct err *err, int status, struct str type)
 {
     struct caller *caller = context;
+    note_taken(caller);
     (void)err;
     buf_format(&caller->said, "fail:%d:%.*s ", status, STR_ARGS(type));
     finish(caller);
@@ -55,6 +61,7 @@ static void on_fail(void *context, const struct err *err, int status, struct str
 static void on_broken(void *context, const struct err *err)
 {
     struct caller *caller = context;
+    note_taken(caller);
     (void)err;
     buf_format(&caller->said, "broken ");
     finish(caller);
@@ -85,7 +92,6 @@ static void hold(struct gate *gate, struct caller *caller, const char *call, con
                               .payload = mem_dup("{}"),
                               .write = write_payload,
                               .free_payload = free,
-                              .on_taken = on_taken,
                               .on_answer = on_answer,
                               .on_chunk = on_chunk,
                               .on_end = on_end,
@@ -210,7 +216,7 @@ TEST(a_lease_that_ran_out_is_delivered_again_and_its_old_holder_is_refused)
     EXPECT_INT(err.kind, ERR_CONFLICT);
     EXPECT_INT(gate_answer(gate, "c-1", second.lease, STR("mine"), &err), 0);
     spin(loop);
-    EXPECT_TEXT(buf_text(&caller.said), "taken:0 taken:0 answer:mine ");
+    EXPECT_TEXT(buf_text(&caller.said), "taken:0 answer:mine ");
     taken_deinit(&first);
     taken_deinit(&second);
     buf_deinit(&caller.said);
@@ -230,7 +236,7 @@ TEST(an_extended_lease_lasts_and_a_released_one_returns_at_once)
     EXPECT_TEXT(buf_text(&again.ids), "c-1 ");
     EXPECT_INT(gate_fail(gate, "c-1", NULL, 429, STR("rate_limit"), STR("slow down"), &err), 0);
     spin(loop);
-    EXPECT_TEXT(buf_text(&caller.said), "taken:0 taken:0 fail:429:rate_limit ");
+    EXPECT_TEXT(buf_text(&caller.said), "taken:0 fail:429:rate_limit ");
     taken_deinit(&taken);
     taken_deinit(&again);
     buf_deinit(&caller.said);
@@ -322,7 +328,7 @@ TEST(a_stream_lost_before_its_first_byte_is_redelivered_and_after_it_is_broken)
     (void)gate_stream_write(stream, STR("a"));
     gate_stream_lost(stream);
     spin(loop);
-    EXPECT_TEXT(buf_text(&caller.said), "taken:0 taken:0 chunk:a broken ");
+    EXPECT_TEXT(buf_text(&caller.said), "taken:0 chunk:a broken ");
     taken_deinit(&taken);
     taken_deinit(&again);
     buf_deinit(&caller.said);
