@@ -387,6 +387,14 @@ static int open_calls_file(struct gateway_session *session, struct err *err)
     return session->calls_fd < 0 ? err_errno(err, "'%s'", session->calls_path) : 0;
 }
 
+int gateway_mode_fits(enum gateway_mode mode, const struct model *model, struct err *err)
+{
+    if (mode == GATEWAY_GATE || model->script || model->replay || model->base_url)
+        return 0;
+    return err_set(err, ERR_INPUT, "model '%s' is the trainer, who answers in mode gate only",
+                   model->spec);
+}
+
 struct gateway_session *gateway_open(struct gateway *gateway,
                                      const struct gateway_session_options *options, struct err *err)
 {
@@ -398,12 +406,8 @@ struct gateway_session *gateway_open(struct gateway *gateway,
         err_set(err, ERR_UNSUPPORTED, "mode gate needs a gate: it is there in `postern serve`");
         return NULL;
     }
-    if (mode != GATEWAY_GATE && !options->model->script && !options->model->replay &&
-        !options->model->base_url) {
-        err_set(err, ERR_INPUT, "model '%s' is the trainer, who answers in mode gate only",
-                options->model->spec);
+    if (gateway_mode_fits(mode, options->model, err) < 0)
         return NULL;
-    }
     struct gateway_session *session = mem_zero(sizeof *session);
     session->gateway = gateway;
     session->model = model_ref(options->model);

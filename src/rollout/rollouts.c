@@ -419,6 +419,8 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
                        rollouts->options.queued_max);
     if (request->mode && gateway_mode_read(request->mode, &mode, err) < 0)
         return -1;
+    if (gateway_mode_fits(mode, request->model, err) < 0)
+        return -1;
     OWN(mem) char *bundle = NULL;
     if (agent_spec_has_bundle(request->agent) &&
         !(bundle = agent_bundle_layer(request->agent, rollouts->options.home, err)))
