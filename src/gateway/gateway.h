@@ -81,7 +81,7 @@ enum gateway_mode {
 /* Also takes transparent_proxy and interception_gate. The error names the three. */
 int gateway_mode_read(const char *name, enum gateway_mode *out, struct err *err);
 const char *gateway_mode_name(enum gateway_mode mode);
-/* Can this model answer in this mode? Any thread. ERR_INPUT: the trainer answers at the gate only. */
+/* Can this model answer in this mode? Any thread. ERR_INPUT: the trainer is in mode gate only. */
 int gateway_mode_fits(enum gateway_mode mode, const struct model *model, struct err *err);
 
 /* ---------------------------------------------------------------- sessions */
