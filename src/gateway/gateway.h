@@ -18,6 +18,7 @@
 #include "base/str.h"
 #include "trace/trace.h"
 
+struct buf;
 struct gateway;
 struct gateway_session;
 struct json_writer;
@@ -213,6 +214,9 @@ const struct gateway_stats *gateway_session_stats(const struct gateway_session *
 void gateway_session_report(const struct gateway_session *session, struct json_writer *out);
 /* {"host": count, ...}: just the hosts, to be merged with the name look-ups. */
 void gateway_session_hosts(const struct gateway_session *session, struct json_writer *out);
+
+/* A call from the journal, as one line of calls.jsonl that leaves nothing out. Any thread. */
+int gateway_read_call(struct store *store, const char *call_id, struct buf *out, struct err *err);
 
 /* Over all sessions of this gateway since it was made; any thread may read. */
 struct gateway_counts {

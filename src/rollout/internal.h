@@ -5,6 +5,7 @@
  *     life*.c     one rollout on its lane, as a table and a step (life.h)
  *     folder.c    rollouts/<id>/: bounded logs
  *     result.c    result.json
+ *     samples.c   samples.jsonl
  *
  * A plan is what both sides hold: constant once made, counted references. `life` in it belongs to
  * the lane's thread. Lanes send reports to the manager; nothing else is shared. */
@@ -49,6 +50,8 @@ struct plan {
     uint64_t queued_wall_ms, queued_mono_ms;
     struct rollout_lane lane;
     struct loop *control;
+    struct store *store;  /* NULL: none */
+    uint32_t realign_max; /* struct samples_options */
     struct err refused;  /* set before it begins: it is over before it began, and why */
     struct entry *entry; /* the manager's; only touched on the control loop */
     struct life *life;   /* the lane's; only touched there */
@@ -101,6 +104,25 @@ void log_file_event(struct log_file *log, const char *kind, struct str type, str
 /* The same for an event of the agent, with a tool's name and a call's id when it has them. */
 void log_file_agent_event(struct log_file *log, const struct agent_event *event);
 
+/* --- samples.jsonl: from the calls of a rollout, on a worker; knows nothing of the life */
+struct samples_job {
+    struct plan *plan; /* a reference */
+    enum trace_fate fate;
+    struct trace_reward reward; /* `detail` is the job's own */
+    char *detail;
+    struct buf summary; /* when it is done: an object; empty: there is nothing to say */
+    struct err err;
+    void (*on_done)(void *context, struct samples_job *job); /* on the lane; frees the job after */
+    void *context;
+};
+struct samples_job *samples_job_new(struct plan *plan, enum trace_fate fate,
+                                    const struct trace_reward *reward);
+void samples_job_start(struct samples_job *job, struct loop *loop,
+                       void (*on_done)(void *context, struct samples_job *job), void *context);
+/* Its work, when the caller has a thread to spare. */
+void samples_job_run(struct samples_job *job);
+void samples_job_free(struct samples_job *job);
+
 /* --- result.json */
 struct result_extra {
     const struct plan *plan;
@@ -109,11 +131,14 @@ struct result_extra {
     const char *verify_note; /* why not fresh; NULL: nothing to say */
     const char *divergence;  /* of a replay from its record; NULL: none */
     struct str artifacts;    /* raw JSON array; STR_NONE: none */
+    struct str samples;      /* raw JSON object; STR_NONE: none */
     bool logs_cut;
 };
 /* The whole object in one line. */
 void result_write(const struct trace_result *result, const struct result_extra *extra,
                   struct buf *out);
+/* {"reward": n, ...}: the number and those beside it. */
+void result_write_rewards(const struct trace_reward *reward, struct json_writer *out);
 /* The sum of two {"host": n} objects. */
 void result_merge_hosts(struct str a, struct str b, struct buf *out);
 

@@ -259,6 +259,7 @@ void life_step(struct life *life)
             return;
         task_work_close(TAKE(life->work));
         move(life, TRACE_COLLECTING);
+        life_samples(life);
         life_collect(life);
         /* fall through */
 
@@ -274,6 +275,8 @@ void life_step(struct life *life)
     case TRACE_DONE:
     case TRACE_FAILED:
     case TRACE_CANCELLED:
+        if (life_all_closed(life))
+            life_samples(life);
         if (life_all_closed(life) || life->reported)
             life_finish(life);
         return;

@@ -36,8 +36,9 @@ struct life {
     /* what callbacks have noted */
     bool provisioned, provision_failed, installed, prepared, setup_done;
     bool agent_over, quiet, session_closing, snapshot_over, judge_ready, verified, collected;
-    bool hurry, closing, reported, over;
+    bool hurry, closing, reported, over, sampling;
     enum agent_fate agent_fate;
+    enum trace_fate sampled_fate; /* what samples.jsonl says */
     struct gateway_stats stats; /* when the session is over */
     struct err provision_err;
     size_t artifact_at;
@@ -93,6 +94,8 @@ void life_collect(struct life *life);
 void life_close(struct life *life); /* everything; once */
 bool life_all_closed(const struct life *life);
 void life_on_closed(void *context, const struct err *err);
+/* Makes samples.jsonl, once for each fate it may end with, when no call can come any more; counts as a closing. */
+void life_samples(struct life *life);
 void life_finish(struct life *life); /* the folder, the final report, the end */
 void life_tell(struct life *life, const char *what, struct str text);
 struct report *life_report(struct life *life, enum report_kind kind);

@@ -112,6 +112,35 @@ static void write_result(struct life *life, struct buf *line)
     result_write(result, &life->extra, line);
 }
 
+static void on_samples(void *context, struct samples_job *job)
+{
+    struct life *life = context;
+    if (is_bad(&job->err)) {
+        struct json_writer out = {.out = &job->summary};
+        LOG_WARN("rollout", life->plan->id, "no samples: %s", job->err.text);
+        buf_clear(&job->summary);
+        json_begin_object(&out);
+        json_set_text(&out, "error", job->err.text);
+        json_end_object(&out);
+    }
+    life->extra.samples = arena_str(&life->arena, buf_str(&job->summary));
+    life->pending--;
+    life_step(life);
+}
+
+void life_samples(struct life *life)
+{
+    if (life->session || life->reported || !life->result.calls)
+        return;
+    if (life->sampling && life->sampled_fate == life->result.fate)
+        return;
+    life->sampling = true;
+    life->sampled_fate = life->result.fate;
+    life->pending++;
+    samples_job_start(samples_job_new(life->plan, life->result.fate, &life->result.reward),
+                      life->loop, on_samples, life);
+}
+
 /* Everything is closed (or has had its time): the folder, the report, the end. */
 void life_finish(struct life *life)
 {

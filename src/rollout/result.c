@@ -15,17 +15,15 @@ static void write_versions(const struct plan *plan, struct json_writer *out)
 }
 
 /* The reward by name, and whatever other numbers the verifier gave beside it. */
-static void write_rewards(const struct trace_result *result, struct json_writer *out)
+void result_write_rewards(const struct trace_reward *reward, struct json_writer *out)
 {
     OWN(json_doc) struct json_doc doc = {0};
     OWN(arena) struct arena arena = {0};
-    bool known = result->reward.known && trace_fate_may_reward(result->fate);
-    json_key(out, "rewards");
     json_begin_object(out);
-    if (known)
-        json_set_double(out, "reward", result->reward.value);
-    if (known && result->reward.detail.size &&
-        json_read(&doc, result->reward.detail, NULL, NULL) == 0) {
+    if (reward->known)
+        json_set_double(out, "reward", reward->value);
+    if (reward->known && reward->detail.size &&
+        json_read(&doc, reward->detail, NULL, NULL) == 0) {
         JSON_EACH (item, json_root(&doc)) {
             if (json_type(item.value) != JSON_NUMBER || json_is(item.key, "reward"))
                 continue;
@@ -51,6 +49,7 @@ static void write_limits(const struct plan *plan, struct json_writer *out)
 void result_write(const struct trace_result *result, const struct result_extra *extra,
                   struct buf *out)
 {
+    static const struct trace_reward none = {0};
     const struct plan *plan = extra->plan;
     struct json_writer writer = {.out = out};
     json_begin_object(&writer);
@@ -69,7 +68,9 @@ void result_write(const struct trace_result *result, const struct result_extra *
     buf_append(out, body.data + 1, body.size - 2);
 
     writer.comma = true;
-    write_rewards(result, &writer);
+    json_key(&writer, "rewards");
+    result_write_rewards(trace_fate_may_reward(result->fate) ? &result->reward : &none, &writer);
+    json_set_raw(&writer, "samples", extra->samples.size ? extra->samples : STR("null"));
     json_set_text(&writer, "task_source", plan->task->source);
     if (extra->verify_user)
         json_set_text(&writer, "verify_user",

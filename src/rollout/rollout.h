@@ -110,6 +110,7 @@ struct rollout_request {
     uint32_t index;          /* which of its siblings, from 0; the scripted model may look at it */
     uint32_t wall_ms_max;    /* of the agent; 0: the spec's, the task's or the configured one */
     uint32_t turns_max;      /* 0: the task's, else none */
+    uint32_t realign_max;    /* tokens a row of samples may bridge; 0: none, every row is exact */
     struct str tools; /* that the trainer runs, as gateway_tools_check() takes them; STR_NONE */
     uint64_t memory_bytes_max, disk_bytes_max; /* 0: the task's, else the backend's default */
     uint32_t pids_max, cpu_millis;
@@ -147,6 +148,13 @@ struct rollout_watch {
 };
 void rollouts_watch(struct rollouts *rollouts, struct rollout_watch *watch);
 void rollouts_unwatch(struct rollout_watch *watch);
+
+/* ---------------------------------------------------------------- samples */
+struct samples;
+/* The rows of a rollout made from its record (trace/sample.h), finished; blocks, any thread. `dir`
+ * is its folder; `store` may be NULL. A rollout without calls has no rows. */
+int rollout_read_samples(const char *dir, const char *rollout, struct store *store,
+                         uint32_t realign_max, struct samples **out, struct err *err);
 
 /* The view as JSON: one object. */
 void rollout_view_write(const struct rollout_view *view, struct json_writer *out);

@@ -126,6 +126,8 @@ static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_req
     plan->retry_grace_ms = options->retry_grace_ms;
     plan->held_ms_max = options->held_ms_max;
     plan->pool = options->pool;
+    plan->store = options->store;
+    plan->realign_max = request->realign_max;
     plan->queued_wall_ms = clock_wall_ms();
     plan->queued_mono_ms = clock_mono_ms();
     plan->control = rollouts->loop;

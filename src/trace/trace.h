@@ -283,12 +283,27 @@ void trace_tool_write(const struct trace_tool *tool, struct json_writer *out);
 void trace_usage_write(const struct trace_usage *usage,
                        struct json_writer *out); /* null when unknown */
 void trace_tokens_write(const struct trace_tokens *tokens, struct json_writer *out);
+void trace_float_write(float value,
+                       struct json_writer *out); /* shortest that reads back the same */
 void trace_request_write(const struct trace_request *request, struct json_writer *out);
 void trace_answer_write(const struct trace_answer *answer, struct json_writer *out);
 void trace_call_write(const struct trace_call *call, struct json_writer *out);
 void trace_reward_write(const struct trace_reward *reward, struct json_writer *out);
 void trace_command_write(const struct trace_command *command, struct json_writer *out);
 void trace_result_write(const struct trace_result *result, struct json_writer *out);
+
+/* Reads back what trace_message_write wrote. Texts are decoded into the arena or borrowed from the
+ * source. false: it is not an object with a known role, or the arena is full. */
+bool trace_message_read(struct json value, struct arena *arena, struct trace_message *out);
+/* Which message it is, however its client writes it: role, text, and calls with their arguments
+ * canonical (key order, white space and number spelling do not count; blanks around an assistant's
+ * text do not either). Reasoning and ids are left out: clients drop the first, some the second. */
+struct trace_key {
+    uint64_t high, low;
+};
+struct trace_key trace_message_key(const struct trace_message *message);
+/* May two messages of the same key be one? Ids and reasoning must agree where both have them. */
+bool trace_message_same(const struct trace_message *a, const struct trace_message *b);
 
 /* Reads back what trace_usage_write wrote, for sums over calls. */
 bool trace_usage_read(struct json value, struct trace_usage *out);

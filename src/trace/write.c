@@ -119,8 +119,7 @@ static void write_ids(const int32_t *ids, size_t count, struct json_writer *out)
     json_end_array(out);
 }
 
-/* The shortest text that reads back as the same float. */
-static void put_float(struct json_writer *out, float value)
+void trace_float_write(float value, struct json_writer *out)
 {
     if (!isfinite(value)) {
         json_put_null(out);
@@ -146,7 +145,7 @@ static void set_tokens(const struct trace_tokens *tokens, struct json_writer *ou
         json_key(out, "logprobs");
         json_begin_array(out);
         for (size_t i = 0; i < tokens->logprob_count; i++)
-            put_float(out, tokens->logprobs[i]);
+            trace_float_write(tokens->logprobs[i], out);
         json_end_array(out);
     }
 }
