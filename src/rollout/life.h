@@ -39,7 +39,7 @@ struct life {
     bool hurry, closing, reported, over, sampling;
     enum agent_fate agent_fate;
     enum trace_fate sampled_fate; /* what samples.jsonl says */
-    struct gateway_stats stats; /* when the session is over */
+    struct gateway_stats stats;   /* when the session is over */
     struct err provision_err;
     size_t artifact_at;
     uint64_t artifact_bytes;
@@ -94,7 +94,8 @@ void life_collect(struct life *life);
 void life_close(struct life *life); /* everything; once */
 bool life_all_closed(const struct life *life);
 void life_on_closed(void *context, const struct err *err);
-/* Makes samples.jsonl, once for each fate it may end with, when no call can come any more; counts as a closing. */
+/* Makes samples.jsonl, once for each fate it may end with, when no call can come any more; counts
+ * as a closing. */
 void life_samples(struct life *life);
 void life_finish(struct life *life); /* the folder, the final report, the end */
 void life_tell(struct life *life, const char *what, struct str text);
