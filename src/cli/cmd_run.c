@@ -7,7 +7,7 @@
 #include "runtime/runtime.h"
 
 struct run_flags {
-    const char *agent, *model, *mode, *label, *root, *key_env;
+    const char *agent, *model, *mode, *sampling, *label, *root, *key_env;
     struct flag_list tasks;
     uint32_t each, timeout_ms, turns_max;
     bool json;
@@ -22,6 +22,7 @@ static const struct flag flags[] = {
     {"count",     'n', FLAG_COUNT,    AT(each),       NULL, "N", "rollouts per task; default: 1"},
     {"parallel",  'p', FLAG_SETTING,  0, "rollout.parallel-max", "P", "rollouts at once"},
     {"mode",      0,   FLAG_TEXT,     AT(mode),       NULL, "MODE", "black_box (default), proxy or gate"},
+    {"sampling",  0,   FLAG_TEXT,     AT(sampling),   NULL, "JSON", "imposed in mode proxy: temperature, top_p, max_tokens, thinking"},
     {"json",      0,   FLAG_BOOLEAN,  AT(json),       NULL, NULL, "one result object per line on standard output"},
     {"timeout",   0,   FLAG_DURATION, AT(timeout_ms), NULL, "TIME", "for the agent; default: as the task says"},
     {"turns",     0,   FLAG_COUNT,    AT(turns_max),  NULL, "N", "turns an agent may take"},
@@ -52,6 +53,7 @@ static int run(struct cli *cli)
         .model = own.model,
         .key_env = own.key_env,
         .mode = own.mode,
+        .sampling = own.sampling,
         .label = own.label,
         .root = own.root,
         .each = own.each,

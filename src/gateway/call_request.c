@@ -41,7 +41,9 @@ void call_rewrite(struct call *call)
         .top_p = session->sampling.top_p,
         .tokens_max = session->sampling.tokens_max,
         .engine = session->model->engine,
-        .thinking_off = session->model->thinking_off,
+        .thinking_off = session->sampling.thinking == GATEWAY_THINKING_ANY
+                            ? session->model->thinking_off
+                            : session->sampling.thinking == GATEWAY_THINKING_OFF,
     };
     if (call->anew)
         (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);

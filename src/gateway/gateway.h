@@ -97,11 +97,17 @@ struct gateway_limits {
 };
 
 /* What is imposed in proxy mode besides the model's name. */
+enum gateway_thinking { GATEWAY_THINKING_ANY, GATEWAY_THINKING_ON, GATEWAY_THINKING_OFF };
 struct gateway_sampling {
     bool has_temperature, has_top_p;
     double temperature, top_p;
-    int64_t tokens_max; /* 0: as the agent says */
+    int64_t tokens_max;             /* 0: as the agent says */
+    enum gateway_thinking thinking; /* ANY: as the model was opened */
 };
+/* From {"temperature", "top_p", "max_tokens", "thinking"}. Any thread. ERR_INPUT names the member;
+ * also for a mode in which nothing can be imposed. */
+int gateway_sampling_read(struct str text, enum gateway_mode mode, struct gateway_sampling *out,
+                          struct err *err);
 
 /* Why calls fail. Trouble with the model server is forgotten as a cause when a later call is
  * answered (the agent got over it); the others stay. */

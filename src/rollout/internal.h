@@ -45,6 +45,7 @@ struct plan {
     uint64_t log_bytes_max, artifact_bytes_max;
     struct sandbox_spec fallback; /* limits where the backend has some and nobody said */
     struct gateway_limits limits;
+    struct gateway_sampling sampling;
     uint32_t keepalive_ms, retry_grace_ms, pool;
     uint64_t held_ms_max;
     uint64_t queued_wall_ms, queued_mono_ms;

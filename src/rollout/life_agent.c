@@ -175,6 +175,7 @@ int life_open_session(struct life *life, struct err *err)
         .mode = plan->mode,
         .model = plan->model,
         .limits = plan->limits,
+        .sampling = plan->sampling,
         .keepalive_ms = plan->keepalive_ms,
         .retry_grace_ms = plan->retry_grace_ms,
         .held_ms_max = plan->held_ms_max,

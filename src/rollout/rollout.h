@@ -111,7 +111,8 @@ struct rollout_request {
     uint32_t wall_ms_max;    /* of the agent; 0: the spec's, the task's or the configured one */
     uint32_t turns_max;      /* 0: the task's, else none */
     uint32_t realign_max;    /* tokens a row of samples may bridge; 0: none, every row is exact */
-    struct str tools; /* that the trainer runs, as gateway_tools_check() takes them; STR_NONE */
+    struct str sampling; /* imposed in mode proxy, as gateway_sampling_read() takes it; STR_NONE */
+    struct str tools;    /* that the trainer runs, as gateway_tools_check() takes them; STR_NONE */
     uint64_t memory_bytes_max, disk_bytes_max; /* 0: the task's, else the backend's default */
     uint32_t pids_max, cpu_millis;
     /* Exactly once; may be NULL. */

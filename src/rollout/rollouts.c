@@ -423,11 +423,16 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
         return -1;
     if (gateway_mode_fits(mode, request->model, err) < 0)
         return -1;
+    struct gateway_sampling sampling = {0};
+    if (request->sampling.size &&
+        gateway_sampling_read(request->sampling, mode, &sampling, err) < 0)
+        return -1;
     OWN(mem) char *bundle = NULL;
     if (agent_spec_has_bundle(request->agent) &&
         !(bundle = agent_bundle_layer(request->agent, rollouts->options.home, err)))
         return -1;
     struct plan *plan = plan_new(rollouts, request, gateway_mode_name(mode));
+    plan->sampling = sampling;
     plan->bundle = bundle ? arena_text(&plan->arena, str_of(bundle)) : NULL;
     if (make_folder(rollouts, plan, err) < 0) {
         plan_unref(plan);

@@ -164,6 +164,7 @@ static int submit_one(struct batch *batch, struct row *row, struct err *err)
         .index = number,
         .wall_ms_max = asked->wall_ms_max,
         .turns_max = asked->turns_max,
+        .sampling = asked->sampling ? str_of(asked->sampling) : STR_NONE,
         .on_final = on_final,
         .context = row,
     };

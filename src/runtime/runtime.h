@@ -29,6 +29,7 @@ struct runtime_batch {
     const char *model;    /* "script:FILE" or "URL#name" */
     const char *key_env;  /* name of the variable with the model\'s key; NULL: POSTERN_MODEL_KEY */
     const char *mode;     /* NULL: black_box */
+    const char *sampling; /* JSON, as gateway_sampling_read() takes it; NULL: nothing is imposed */
     const char *label;    /* NULL: none */
     const char *root;     /* NULL: the task\'s, else the configured one */
     uint32_t each;        /* rollouts per task */

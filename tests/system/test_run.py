@@ -330,6 +330,24 @@ def test_a_key_reaches_the_model_server_and_nothing_else(postern, tmp, model_ser
     assert len(found_in(postern.home, secret)) == 1
 
 
+def test_sampling_is_imposed_in_proxy_and_refused_elsewhere(postern, tmp, model_server):
+    task_ = task(tmp / "t.json", verify=["true"])
+    asked = '{"temperature": 0.25, "top_p": 0.5, "max_tokens": 77, "thinking": false}'
+    done, results = run(postern, task_, model_server, "--mode", "proxy", "--sampling", asked)
+    assert results and results[0]["fate"] == "ok", done
+    bodies = [body for _, body in ModelServer.seen]
+    assert bodies, "the model server was asked"
+    for body in bodies:
+        assert body["temperature"] == 0.25 and body["top_p"] == 0.5, body
+        assert 77 in (body.get("max_tokens"), body.get("max_completion_tokens")), body
+        assert body["chat_template_kwargs"]["enable_thinking"] is False, body
+    for mode, sampling, word in [("black_box", asked, "black_box"), ("proxy", '{"temperature": -1}', "sampling.temperature"),
+                                 ("proxy", '{"max_tokens": 0}', "sampling.max_tokens"), ("proxy", '{"thinking": null}', "sampling.thinking"),
+                                 ("proxy", '{"top_logprobs": 5}', "top_logprobs"), ("proxy", "[", "sampling")]:
+        done, results = run(postern, task_, model_server, "--mode", mode, "--sampling", sampling)
+        assert done.code != 0 and not results and word.encode() in done.err, (sampling, done)
+
+
 @pytest.mark.parametrize("trouble", [503, 429, 500, "cut"])
 def test_troubles_of_the_model_server_are_survived(postern, tmp, model_server, trouble):
     """Absorbed by trying again, or shown in a way that makes the agent try again; never taken for an answer."""
