@@ -146,7 +146,7 @@ static void call_free(void *argument)
     session_call_gone(session);
 }
 
-static void append_line(struct gateway_session *session, struct str line)
+void session_append_line(struct gateway_session *session, struct str line)
 {
     if (session->calls_fd < 0 || fd_write_all(session->calls_fd, line.data, line.size) == 0)
         return;
@@ -212,7 +212,7 @@ static void conclude(struct call *call, const struct err *err)
     if (session->calls_fd >= 0) {
         OWN(buf) struct buf line = {0};
         lineage_line(call, &line);
-        append_line(session, buf_str(&line));
+        session_append_line(session, buf_str(&line));
     }
     if (call->committed)
         lineage_add(call);
@@ -291,6 +291,10 @@ static void enter(struct call *call)
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
     trace_call_write(&record, &out);
+    body.size--; /* its closing brace */
+    out.comma = true;
+    restore_note(call, &out);
+    buf_byte(&body, '}');
     struct store_record entry = {
         .type = STORE_ENTRY,
         .rollout_id = session->rollout_id,
@@ -315,6 +319,8 @@ static void enter(struct call *call)
     struct err err = {0};
     if (store_append(store, session->gateway->loop, &entry, on_entry, call, &err) < 0)
         conclude(call, &err);
+    else
+        session->retries.taken_count = 0;
 }
 
 void call_enter(struct call *call)
@@ -747,8 +753,7 @@ static void write_intent(struct call *call)
     json_begin_object(&out);
     json_set_text(&out, "dialect", call->record.dialect);
     json_set_text(&out, "mode", call->record.mode);
-    json_set_str(&out, "model", call->request.model);
-    json_set_bool(&out, "stream", call->request.stream);
+    restore_note(call, &out);
     json_set_int(&out, "request_bytes", (long long)call->body->bytes.size);
     json_set_text(&out, "request_hash", hash);
     json_end_object(&out);
@@ -810,6 +815,8 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     }
     int status = 400;
     uint32_t retry_after_s = 0;
+    call->key = key;
+    restore_call(call);
     if (session_admit(session, call, &status, &retry_after_s, &err) < 0) {
         answer_error(exchange, dialect, status, NULL, str_of(err.text), retry_after_s);
         loop_defer(gateway->loop, call_free, call);
@@ -818,11 +825,13 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->exchange = exchange;
     call->retry_after_ms = -1;
     call->state = CALL_INTENT;
-    id_make(call->record.id, "c");
+    if (!call->record.number) {
+        id_make(call->record.id, "c");
+        call->record.number = session->stats.calls;
+    }
     snprintf(call->record.rollout, sizeof call->record.rollout, "%s", session->rollout_id);
     call->record.dialect = dialect_name(dialect);
     call->record.mode = gateway_mode_name(session->mode);
-    call->record.number = session->stats.calls;
     call->record.state = TRACE_CALL_OPEN;
     call->record.accepted_ms = clock_wall_ms();
     call->record.request_bytes = body.size;

@@ -7,6 +7,7 @@
  *     lineage.c   what a call shares with an earlier one
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
+ *     restore.c   a session that goes on where a dead server left it
  *     upstream.c  one attempt: over HTTP, played from a script, or held at the gate
  *     hold.c      holds; hold_object.c is what the trainer sees of a held call
  *     tools.c     a rollout's own tools; tools_run.c is one call of one; mcp.c offers them as MCP
@@ -221,6 +222,9 @@ struct replay *replay_open(const char *home, const char *source, struct err *err
 void replay_free(struct replay *replay); /* NULL is fine */
 const char *replay_name(const struct replay *replay);
 size_t replay_calls(const struct replay *replay);
+/* An answer as trace_answer_write() wrote it, without its tokens. */
+int recorded_answer_read(struct json answer, struct arena *arena, struct trace_answer *out,
+                         struct err *err);
 /* Notes the use in request->uses. NULL and err: nothing is left. */
 const struct trace_answer *replay_find(const struct replay *replay,
                                        const struct upstream_request *request,
@@ -333,16 +337,26 @@ struct mcp {
 };
 
 /* The session's recent calls, for requests that come again. */
+#define TAKEN_MAX 64
 struct retries {
     struct gateway *gateway;
     struct map by_key;
     struct list order;
     size_t count, bytes;
+    /* Calls whose answer arrived, by number, since the last entry was written: what a server that
+     * takes over need not remember. */
+    uint32_t taken[TAKEN_MAX];
+    size_t taken_count;
+};
+
+struct retry_key {
+    uint64_t high, low;
 };
 
 struct gateway_session {
     struct gateway *gateway;
     struct retries retries;
+    struct map restored; /* open calls of a dead server, by key: restore.c */
     uint32_t retry_grace_ms;
     struct place place; /* among the model's servers */
     struct lineage lineage;
@@ -462,6 +476,7 @@ struct call {
     size_t parent_bytes; /* that the bodies share at the front */
     uint64_t *hashes;    /* of the messages; NULL: not known yet */
     uint32_t request_depth, prompt_depth;
+    struct retry_key key;
     struct retry *memory;   /* NULL: it is not remembered */
     struct buf sent;        /* of a stream: all that was relayed */
     struct list others;     /* older connections of the same agent that still live */
@@ -537,9 +552,6 @@ void lineage_line(struct call *call, struct buf *out);
 void lineage_add(struct call *call);
 
 /* ---------------------------------------------------------------- retry.c */
-struct retry_key {
-    uint64_t high, low;
-};
 void retries_init(struct retries *retries, struct gateway *gateway);
 void retries_deinit(struct retries *retries);
 /* True: the request was no new call and is taken care of. False: `key` is for retry_remember(). */
@@ -547,6 +559,9 @@ bool retry_answer(struct gateway_session *session, struct http_exchange *exchang
                   const struct dialect *dialect, struct str body, struct retry_key *key);
 /* The call was admitted. */
 void retry_remember(struct call *call, const struct retry_key *key);
+/* A call that a dead server answered; whether its agent got the answer is not known. */
+void retry_restore(struct gateway_session *session, const struct retry_key *key,
+                   const struct trace_call *record, bool stream, struct str answer);
 /* Its last connection is gone. False: nobody will come back, break it. */
 bool retry_left(struct call *call);
 /* The call would be entered now. True: it waits for its agent instead. */
@@ -559,5 +574,20 @@ void retries_give_up(struct gateway_session *session);
 void call_others_write(struct call *call, struct str bytes);
 void call_others_end(struct call *call, struct str held);
 void call_others_fail(struct call *call);
+
+/* ---------------------------------------------------------------- restore.c */
+/* What intents and entries say beyond the record, for whoever takes over: members of the object
+ * that is open. */
+void restore_note(const struct call *call, struct json_writer *out);
+/* Reads the rollout's record: numbers, limits spent, answers that may not have arrived, calls that
+ * were open. Brings calls.jsonl up to date. */
+int session_restore(struct gateway_session *session, struct err *err);
+/* The request is that of a call that was open: then it is that call. */
+void restore_call(struct call *call);
+/* Those that nobody asked for again are entered as broken. */
+void restore_give_up(struct gateway_session *session);
+void restore_free(struct gateway_session *session);
+/* One line of calls.jsonl. */
+void session_append_line(struct gateway_session *session, struct str line);
 
 #endif

@@ -179,11 +179,9 @@ static void read_tokens(struct replay *replay, struct json line, struct trace_an
                                         &out->tokens.logprob_count);
 }
 
-static int read_answer(struct replay *replay, struct json line, struct trace_answer *out,
-                       struct err *err)
+int recorded_answer_read(struct json answer, struct arena *arena, struct trace_answer *out,
+                         struct err *err)
 {
-    struct json answer = json_get(line, "answer");
-    struct arena *arena = &replay->arena;
     out->id = json_str(json_get(answer, "id"), arena);
     out->model = json_str(json_get(answer, "model"), arena);
     out->finish_text = json_str(json_get(answer, "finish_text"), arena);
@@ -192,8 +190,14 @@ static int read_answer(struct replay *replay, struct json line, struct trace_ans
         if (str_is(finish, trace_finish_name((enum trace_finish)i)))
             out->finish = (enum trace_finish)i;
     (void)trace_usage_read(json_get(answer, "usage"), &out->usage);
-    read_tokens(replay, line, out);
     return read_answer_message(json_get(answer, "message"), arena, &out->message, err);
+}
+
+static int read_answer(struct replay *replay, struct json line, struct trace_answer *out,
+                       struct err *err)
+{
+    read_tokens(replay, line, out);
+    return recorded_answer_read(json_get(line, "answer"), &replay->arena, out, err);
 }
 
 static int read_line(struct replay *replay, struct str text, struct err *err)

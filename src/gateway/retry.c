@@ -38,6 +38,8 @@
 struct retry {
     struct list node; /* in retries->order, oldest first */
     uint32_t references;
+    struct retries *retries; /* NULL: forgotten */
+    uint32_t number;
     struct retry_key key;
     struct call *call; /* while it is in flight */
     char call_id[ID_MAX];
@@ -73,6 +75,7 @@ static void forget(struct retries *retries, struct retry *retry)
     if (retry->call)
         retry->call->memory = NULL;
     retry->call = NULL;
+    retry->retries = NULL;
     retry_unref(retry);
 }
 
@@ -131,6 +134,8 @@ void retry_remember(struct call *call, const struct retry_key *key)
         forget(retries, before);
     struct retry *retry = mem_zero(sizeof *retry);
     retry->references = 1;
+    retry->retries = retries;
+    retry->number = call->record.number;
     retry->key = *key;
     retry->call = call;
     retry->stream = call->request.stream;
@@ -142,9 +147,37 @@ void retry_remember(struct call *call, const struct retry_key *key)
     make_room(call->session);
 }
 
+void retry_restore(struct gateway_session *session, const struct retry_key *key,
+                   const struct trace_call *record, bool stream, struct str answer)
+{
+    struct retries *retries = &session->retries;
+    struct retry *before = map_get(&retries->by_key, key_bytes(key));
+    if (before)
+        forget(retries, before);
+    struct retry *retry = mem_zero(sizeof *retry);
+    retry->references = 1;
+    retry->retries = retries;
+    retry->number = record->number;
+    retry->key = *key;
+    retry->stream = stream;
+    retry->deliveries = record->deliveries;
+    retry->done_ms = loop_now_ms(session->gateway->loop);
+    memcpy(retry->call_id, record->id, sizeof retry->call_id);
+    buf_str_append(&retry->body, answer);
+    retries->bytes += answer.size;
+    retries->gateway->remembered_bytes += answer.size;
+    list_append(&retries->order, &retry->node);
+    (void)map_put(&retries->by_key, key_bytes(key), retry);
+    retries->count++;
+    make_room(session);
+}
+
 static void on_fate(void *context, bool taken)
 {
     struct retry *retry = context;
+    struct retries *retries = retry->retries;
+    if (taken && !retry->taken && retries && retries->taken_count < TAKEN_MAX)
+        retries->taken[retries->taken_count++] = retry->number;
     retry->taken |= taken;
     retry_unref(retry);
 }

@@ -347,6 +347,7 @@ static void session_free(struct gateway_session *session)
     tools_free(session->tools);
     mcp_deinit(session);
     retries_deinit(&session->retries);
+    restore_free(session);
     lineage_deinit(&session->lineage);
     model_unref(session->model);
     free(session->rollout_id);
@@ -443,7 +444,8 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     if (options->tools.size)
         session->tools = tools_new(options->tools, err);
     if ((options->tools.size && !session->tools) || check_tools(session, err) < 0 ||
-        open_calls_file(session, err) < 0) {
+        open_calls_file(session, err) < 0 ||
+        (options->restore && session_restore(session, err) < 0)) {
         session_free(session);
         return NULL;
     }
@@ -531,6 +533,7 @@ void gateway_session_close(struct gateway_session *session, uint32_t grace_ms,
     if (session->closing)
         return;
     session->closing = true;
+    restore_give_up(session);
     session->on_closed = on_closed;
     session->closed_context = context;
     /* Nobody is told anything from inside this call. */

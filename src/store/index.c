@@ -60,8 +60,13 @@ enum statement {
 };
 
 static const char *const texts[STATEMENTS] = {
-    [ADD_INTENT] = "INSERT INTO calls(id, rollout_id, number, state, intent_ms)"
-                   " VALUES(?1, ?2, ?3, 'open', ?4) ON CONFLICT(id) DO UPDATE SET intent_ms = ?4",
+    /* While there is no entry, the place is the intent's. */
+    [ADD_INTENT] = "INSERT INTO calls(id, rollout_id, number, state, intent_ms, segment, place)"
+                   " VALUES(?1, ?2, ?3, 'open', ?4, ?5, ?6) ON CONFLICT(id) DO UPDATE SET"
+                   " intent_ms = ?4,"
+                   " number = CASE state WHEN 'open' THEN ?3 ELSE number END,"
+                   " segment = CASE state WHEN 'open' THEN ?5 ELSE segment END,"
+                   " place = CASE state WHEN 'open' THEN ?6 ELSE place END",
     [ADD_ENTRY] =
         "INSERT INTO calls(id, rollout_id, number, state, status, prompt_tokens,"
         " completion_tokens, entry_ms, segment, place, deliveries)"
@@ -268,6 +273,8 @@ static int add_call(struct index *index, const struct store_view *view, struct e
     sqlite3_bind_int64(statement, 3, view->number);
     if (!entry) {
         sqlite3_bind_int64(statement, 4, (int64_t)view->wall_ms);
+        bind_str(statement, 5, view->segment);
+        sqlite3_bind_int64(statement, 6, (int64_t)view->offset);
         return run(index, statement, err);
     }
     bind_str(statement, 4, view->state.data ? view->state : STR("done"));

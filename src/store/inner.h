@@ -13,6 +13,8 @@
 
 /* --- store.c --- */
 /* The entry of a call; `bytes` keeps what `view` points into. */
+int store_last_record(struct store *store, struct str call_id, struct buf *bytes,
+                      struct store_view *view, struct err *err); /* or its intent */
 int store_entry(struct store *store, struct str call_id, struct buf *bytes, struct store_view *view,
                 struct err *err);
 struct index;

@@ -59,6 +59,16 @@ static int read_prompt(struct store *store, const struct store_view *view, uint3
     return 0;
 }
 
+int store_read_record(struct store *store, const char *call_id, struct buf *out, struct err *err)
+{
+    OWN(buf) struct buf bytes = {0};
+    struct store_view view;
+    if (store_last_record(store, str_of(call_id), &bytes, &view, err) < 0)
+        return -1;
+    buf_str_append(out, view.body);
+    return 0;
+}
+
 int store_read_request(struct store *store, const char *call_id, struct buf *out, struct err *err)
 {
     OWN(buf) struct buf bytes = {0};

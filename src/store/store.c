@@ -325,8 +325,8 @@ int store_list_calls(struct store *store, const char *rollout_id,
     return result;
 }
 
-int store_entry(struct store *store, struct str call_id, struct buf *bytes, struct store_view *view,
-                struct err *err)
+int store_last_record(struct store *store, struct str call_id, struct buf *bytes,
+                      struct store_view *view, struct err *err)
 {
     OWN(mem) char *id = str_dup(call_id);
     if (!store->reader)
@@ -340,6 +340,17 @@ int store_entry(struct store *store, struct str call_id, struct buf *bytes, stru
     if (!record_read(buf_str(bytes), 0, view) || !str_equal(view->call_id, call_id))
         return err_set(err, ERR_PROTOCOL, "the entry of call '%s' is damaged", id);
     return 0;
+}
+
+int store_entry(struct store *store, struct str call_id, struct buf *bytes, struct store_view *view,
+                struct err *err)
+{
+    if (store_last_record(store, call_id, bytes, view, err) < 0)
+        return -1;
+    return view->type == STORE_ENTRY
+               ? 0
+               : err_set(err, ERR_NOT_FOUND, "there is no entry for call '%.*s'",
+                         STR_ARGS(call_id));
 }
 
 static void set_known(struct json_writer *out, const char *key, const char *value)

@@ -215,6 +215,9 @@ int store_list_calls(struct store *store, const char *rollout_id,
 /* Appends the call as JSON: the entry's body with the agent's request (in the agent's dialect) and
  * the token arrays in their places. ERR_NOT_FOUND: no such call or no entry yet. */
 int store_read_call(struct store *store, const char *call_id, struct buf *out, struct err *err);
+/* Appends the JSON of the call's entry as it was written, without request and token arrays; of its
+ * intent while the call is open. */
+int store_read_record(struct store *store, const char *call_id, struct buf *out, struct err *err);
 /* Appends the agent's request, byte for byte; nothing when it was not kept. */
 int store_read_request(struct store *store, const char *call_id, struct buf *out, struct err *err);
 /* The arrays as they are: int32, int32, float32, little-endian. Each may be NULL. */
