@@ -49,6 +49,12 @@ void agent_spec_write(const struct agent_spec *spec, struct json_writer *out);
 /* The same without the braces, to be added to. */
 void agent_spec_write_members(const struct agent_spec *spec, struct json_writer *out);
 
+/* What a rollout wants of its agent. ERR_UNSUPPORTED says what this one cannot do. */
+struct agent_wants {
+    bool tools; /* the task has tools to call */
+};
+int agent_spec_fit(const struct agent_spec *spec, const struct agent_wants *wants, struct err *err);
+
 /* --- bundles: agents built once on the host (postern agents install), mounted into every sandbox.
  * `home` is Postern's. */
 bool agent_spec_has_bundle(const struct agent_spec *spec);
@@ -114,6 +120,7 @@ struct agent_start {
     const char *const *env; /* added last; NULL: none */
     uint32_t timeout_ms;
     uint32_t turns_max; /* 0: not said */
+    bool tools;         /* there is an MCP server on the inlet */
 };
 struct agent_handlers {
     void (*on_event)(void *context, const struct agent_event *event); /* may be NULL */

@@ -14,6 +14,14 @@
 enum agent_input { AGENT_INPUT_FILE, AGENT_INPUT_STDIN, AGENT_INPUT_ARGUMENT, AGENT_INPUT_ACP };
 enum agent_format { AGENT_FORMAT_TEXT, AGENT_FORMAT_JSONL, AGENT_FORMAT_ACP };
 
+/* How an agent is told of MCP servers. */
+enum agent_mcp {
+    AGENT_MCP_UNKNOWN, /* the spec says nothing */
+    AGENT_MCP_NONE,    /* it has no MCP */
+    AGENT_MCP_CONFIG,  /* {mcp_url} in its own files or arguments */
+    AGENT_MCP_ACP,     /* when its session begins */
+};
+
 enum agent_text { AGENT_TEXT_PLAIN, AGENT_TEXT_JSON, AGENT_TEXT_TOML };
 
 /* Either a file of the host (`from`), put in when the agent is installed and root's; or a text with
@@ -112,6 +120,8 @@ struct agent_spec {
     int *ok_codes, *limit_codes;
     size_t ok_count, limit_count;
 
+    enum agent_mcp mcp;
+
     struct arena arena;
     atomic_int references;
 };
@@ -135,6 +145,8 @@ enum agent_variable {
     AGENT_VAR_ARCH,
     AGENT_VAR_NPM_ARCH,
     AGENT_VAR_DISABLED_TOOLS,
+    AGENT_VAR_MCP_URL,
+    AGENT_VAR_MCP_NAME,
     AGENT_VARS
 };
 extern const char *const agent_variable_names[AGENT_VARS + 1];
@@ -155,9 +167,21 @@ int agent_text_prove(const char *text, enum agent_text format, struct err *err);
 void agent_values_fixed(struct arena *arena, const struct agent_spec *spec,
                         struct agent_values *values);
 
+/* --- reading a spec: as toml_text() and friends; variables are checked, texts kept */
+struct toml_node;
+const char *spec_keep(struct agent_spec *spec, const char *text);
+int spec_text(struct agent_spec *spec, struct toml_node *table, const char *key, const char **out,
+              struct err *err);
+int spec_texts(struct agent_spec *spec, struct toml_node *table, const char *key,
+               const char *const **out, struct err *err);
+int spec_duration(struct toml_node *table, const char *key, uint32_t *out, struct err *err);
+bool spec_uses(const struct agent_spec *spec, enum agent_variable variable);
+
+/* --- spec_wire.c: what the agent says and needs to hear on the wire: MCP */
+int agent_wire_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+
 /* --- bundles */
 #define AGENT_BUNDLES_INSIDE "/opt/postern/agents"
-struct toml_node;
 int agent_bundle_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
 
 /* --- output as events */

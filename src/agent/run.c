@@ -40,6 +40,7 @@ struct agent_run {
 #define COMPLAINT_MAX 4096
 #define COMPLAINT_SHOWN 120
 
+#define AGENT_MCP_SERVER "task"
 #define INLET_ORIGIN "http://127.0.0.1:13131"
 _Static_assert(SANDBOX_INLET_PORT == 13131, "the origin above names the inlet's port");
 
@@ -346,6 +347,10 @@ struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
     value[AGENT_VAR_BASE_URL] = INLET_ORIGIN "/v1";
     value[AGENT_VAR_INLET] = INLET_ORIGIN;
     value[AGENT_VAR_KEY] = AGENT_DUMMY_KEY;
+    if (start->tools) {
+        value[AGENT_VAR_MCP_URL] = INLET_ORIGIN "/mcp";
+        value[AGENT_VAR_MCP_NAME] = AGENT_MCP_SERVER;
+    }
     value[AGENT_VAR_WORKDIR] = keep(run, start->workdir);
     if (start->turns_max)
         value[AGENT_VAR_TURNS_MAX] = arena_format(&run->arena, "%u", start->turns_max);

@@ -18,7 +18,7 @@
 static const char *const dialect_names[] = {"chat", "completions", "responses", "messages",
                                             "google"};
 
-static const char *keep(struct agent_spec *spec, const char *text)
+const char *spec_keep(struct agent_spec *spec, const char *text)
 {
     return arena_text(&spec->arena, str_of(text));
 }
@@ -31,8 +31,8 @@ static int check_variables(struct toml_node *node, const char *text, struct err 
     return toml_error(node, err, "there is no variable {%.*s}", STR_ARGS(word));
 }
 
-static int read_text(struct agent_spec *spec, struct toml_node *table, const char *key,
-                     const char **out, struct err *err)
+int spec_text(struct agent_spec *spec, struct toml_node *table, const char *key, const char **out,
+              struct err *err)
 {
     const char *text = NULL;
     int found = toml_text(table, key, &text, err);
@@ -40,7 +40,7 @@ static int read_text(struct agent_spec *spec, struct toml_node *table, const cha
         return found;
     if (check_variables(toml_get(table, key), text, err) < 0)
         return -1;
-    *out = keep(spec, text);
+    *out = spec_keep(spec, text);
     return 1;
 }
 
@@ -51,14 +51,14 @@ static int keep_list(struct agent_spec *spec, struct toml_node *node, const char
     for (size_t i = 0; i < count; i++) {
         if (check_variables(node, list[i], err) < 0)
             return -1;
-        copy[i] = keep(spec, list[i]);
+        copy[i] = spec_keep(spec, list[i]);
     }
     *out = copy;
     return 1;
 }
 
-static int read_texts(struct agent_spec *spec, struct toml_node *table, const char *key,
-                      const char *const **out, struct err *err)
+int spec_texts(struct agent_spec *spec, struct toml_node *table, const char *key,
+               const char *const **out, struct err *err)
 {
     const char *const *list = NULL;
     size_t count = 0;
@@ -70,7 +70,7 @@ static int read_texts(struct agent_spec *spec, struct toml_node *table, const ch
     return keep_list(spec, toml_get(table, key), list, count, out, err);
 }
 
-static int read_duration(struct toml_node *table, const char *key, uint32_t *out, struct err *err)
+int spec_duration(struct toml_node *table, const char *key, uint32_t *out, struct err *err)
 {
     long long ms = 0;
     int found = toml_duration_ms(table, key, 1, MS_MAX, &ms, err);
@@ -100,9 +100,9 @@ static int read_content(struct agent_spec *spec, struct toml_node *item, struct 
     static const char *const formats[] = {"text", "json", "toml", NULL};
     int format = AGENT_TEXT_PLAIN;
     struct err why = {0};
-    if (read_text(spec, item, "content", &file->text, err) < 0 ||
+    if (spec_text(spec, item, "content", &file->text, err) < 0 ||
         toml_choice(item, "format", formats, &format, err) < 0 ||
-        read_text(spec, item, "if", &file->only_if, err) < 0)
+        spec_text(spec, item, "if", &file->only_if, err) < 0)
         return -1;
     file->format = (enum agent_text)format;
     if (file->only_if && agent_variable_find(file->only_if) < 0)
@@ -137,8 +137,8 @@ static int read_files(struct agent_spec *spec, struct toml_node *root, struct er
                               "'%s' is not an absolute path, nor one of a text below {home} or "
                               "{workdir}",
                               to);
-        file->from = from ? keep(spec, from) : NULL;
-        file->to = keep(spec, to);
+        file->from = from ? spec_keep(spec, from) : NULL;
+        file->to = spec_keep(spec, to);
         spec->file_count++;
     }
     return 0;
@@ -150,9 +150,9 @@ static int read_install(struct agent_spec *spec, struct toml_node *root, struct 
     long long tries = 3;
     spec->install_ms_max = 600000;
     if (toml_table(root, "install", &table, err) < 0 ||
-        read_texts(spec, table, "check", &spec->check, err) < 0 ||
-        read_texts(spec, table, "commands", &spec->install, err) < 0 ||
-        read_duration(table, "timeout", &spec->install_ms_max, err) < 0 ||
+        spec_texts(spec, table, "check", &spec->check, err) < 0 ||
+        spec_texts(spec, table, "commands", &spec->install, err) < 0 ||
+        spec_duration(table, "timeout", &spec->install_ms_max, err) < 0 ||
         toml_int(table, "tries", 1, 10, &tries, err) < 0)
         return -1;
     spec->install_tries_max = (uint32_t)tries;
@@ -175,14 +175,14 @@ static int read_options(struct agent_spec *spec, struct toml_node *run, struct e
             known = known || strcmp(item->key, agent_variable_names[i]) == 0;
         if (!known)
             return toml_error(item, err, "there is no variable {%s}", item->key);
-        option->variable = keep(spec, item->key);
-        if (read_texts(spec, table, item->key, &option->argv, err) < 0)
+        option->variable = spec_keep(spec, item->key);
+        if (spec_texts(spec, table, item->key, &option->argv, err) < 0)
             return -1;
     }
     return 0;
 }
 
-static bool uses(const struct agent_spec *spec, enum agent_variable variable)
+bool spec_uses(const struct agent_spec *spec, enum agent_variable variable)
 {
     for (size_t i = 0; spec->argv[i]; i++)
         if (agent_variable_used(spec->argv[i], variable))
@@ -207,7 +207,7 @@ static bool uses(const struct agent_spec *spec, enum agent_variable variable)
 static int read_system(struct agent_spec *spec, struct toml_node *run, struct err *err)
 {
     static const char *const ways[] = {"native", "prepend", NULL};
-    bool native = uses(spec, AGENT_VAR_SYSTEM) || uses(spec, AGENT_VAR_SYSTEM_FILE);
+    bool native = spec_uses(spec, AGENT_VAR_SYSTEM) || spec_uses(spec, AGENT_VAR_SYSTEM_FILE);
     int way = native ? 0 : 1;
     if (toml_choice(run, "system", ways, &way, err) < 0)
         return -1;
@@ -233,16 +233,16 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     spec->system_file = "/var/postern/task/system.md";
     spec->cwd = "{workdir}";
     if (toml_need_table(root, "run", &run, err) < 0 ||
-        read_texts(spec, run, "argv", &spec->argv, err) < 0 || read_options(spec, run, err) < 0 ||
-        read_texts(spec, run, "argv_last", &spec->argv_last, err) < 0 ||
-        read_text(spec, run, "cwd", &spec->cwd, err) < 0 ||
-        read_text(spec, run, "user", &spec->user, err) < 0 ||
+        spec_texts(spec, run, "argv", &spec->argv, err) < 0 || read_options(spec, run, err) < 0 ||
+        spec_texts(spec, run, "argv_last", &spec->argv_last, err) < 0 ||
+        spec_text(spec, run, "cwd", &spec->cwd, err) < 0 ||
+        spec_text(spec, run, "user", &spec->user, err) < 0 ||
         toml_environment(run, "env", &env, &env_count, err) < 0 ||
         toml_choice(run, "instruction", inputs, &input, err) < 0 ||
-        read_text(spec, run, "instruction_file", &spec->instruction_file, err) < 0 ||
-        read_text(spec, run, "system_file", &spec->system_file, err) < 0 ||
-        read_duration(run, "timeout", &spec->timeout_ms, err) < 0 ||
-        read_duration(run, "grace", &spec->grace_ms, err) < 0 ||
+        spec_text(spec, run, "instruction_file", &spec->instruction_file, err) < 0 ||
+        spec_text(spec, run, "system_file", &spec->system_file, err) < 0 ||
+        spec_duration(run, "timeout", &spec->timeout_ms, err) < 0 ||
+        spec_duration(run, "grace", &spec->grace_ms, err) < 0 ||
         toml_choice(run, "stop", stops, &stop, err) < 0)
         return -1;
     spec->interrupted = stop == 1;
@@ -255,10 +255,10 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
         return -1;
     if (spec->instruction_file[0] != '/' || spec->system_file[0] != '/')
         return toml_error(run, err, "instruction_file and system_file are absolute paths");
-    if (spec->input == AGENT_INPUT_FILE && !uses(spec, AGENT_VAR_INSTRUCTION_FILE))
+    if (spec->input == AGENT_INPUT_FILE && !spec_uses(spec, AGENT_VAR_INSTRUCTION_FILE))
         return toml_error(run, err,
                           "instruction = \"file\", but {instruction_file} is not in argv or env");
-    if (spec->input == AGENT_INPUT_ARGUMENT && !uses(spec, AGENT_VAR_INSTRUCTION))
+    if (spec->input == AGENT_INPUT_ARGUMENT && !spec_uses(spec, AGENT_VAR_INSTRUCTION))
         return toml_error(run, err,
                           "instruction = \"argument\", but {instruction} is not in argv or env");
     return 0;
@@ -272,13 +272,13 @@ static int read_conditions(struct agent_spec *spec, struct agent_rule *rule,
     TOML_EACH(item, table)
     {
         const char *path = prefix[0] ? arena_format(&spec->arena, "%s.%s", prefix, item->key)
-                                     : keep(spec, item->key);
+                                     : spec_keep(spec, item->key);
         if (item->type == TOML_TABLE) {
             if (read_conditions(spec, rule, item, path, err) < 0)
                 return -1;
             continue;
         }
-        const char *value = item->type == TOML_STRING    ? keep(spec, item->text)
+        const char *value = item->type == TOML_STRING    ? spec_keep(spec, item->text)
                             : item->type == TOML_BOOLEAN ? (item->truth ? "true" : "false")
                             : item->type == TOML_INTEGER
                                 ? arena_format(&spec->arena, "%lld", item->integer)
@@ -309,10 +309,10 @@ static int read_rule(struct agent_spec *spec, struct toml_node *item, struct err
         return toml_error(item, err, "a rule needs its 'kind'");
     if (read_conditions(spec, rule, when, "", err) < 0 ||
         toml_choice(item, "kind", kinds, &kind, err) < 0 ||
-        read_text(spec, item, "each", &rule->each, err) < 0 ||
-        read_texts(spec, item, "text", &rule->text, err) < 0 ||
-        read_text(spec, item, "name", &rule->name, err) < 0 ||
-        read_text(spec, item, "id", &rule->id, err) < 0 ||
+        spec_text(spec, item, "each", &rule->each, err) < 0 ||
+        spec_texts(spec, item, "text", &rule->text, err) < 0 ||
+        spec_text(spec, item, "name", &rule->name, err) < 0 ||
+        spec_text(spec, item, "id", &rule->id, err) < 0 ||
         toml_bool(item, "also", &rule->also, err) < 0 ||
         toml_bool(item, "piece", &rule->piece, err) < 0 ||
         toml_bool(item, "limit", &rule->limit, err) < 0)
@@ -331,8 +331,8 @@ static int read_output(struct agent_spec *spec, struct toml_node *root, struct e
     spec->type_key = "type";
     if (toml_table(root, "output", &output, err) < 0 ||
         toml_choice(output, "format", formats, &format, err) < 0 ||
-        read_text(spec, output, "type", &spec->type_key, err) < 0 ||
-        read_texts(spec, output, "text", &spec->text_keys, err) < 0 ||
+        spec_text(spec, output, "type", &spec->type_key, err) < 0 ||
+        spec_texts(spec, output, "text", &spec->text_keys, err) < 0 ||
         toml_size(output, "line_max", 256, 64 << 20, &line_max, err) < 0 ||
         toml_table(output, "events", &events, err) < 0 ||
         toml_tables(output, "rules", &rules, err) < 0)
@@ -343,7 +343,7 @@ static int read_output(struct agent_spec *spec, struct toml_node *root, struct e
                           "instruction = \"acp\" and output.format = \"acp\" go together");
     spec->line_bytes_max = line_max;
     for (int kind = 0; kind < AGENT_OTHER; kind++)
-        if (read_texts(spec, events, agent_event_kind_name((enum agent_event_kind)kind),
+        if (spec_texts(spec, events, agent_event_kind_name((enum agent_event_kind)kind),
                        &spec->events[kind], err) < 0)
             return -1;
     if (rules)
@@ -380,7 +380,7 @@ static int read_codes(struct agent_spec *spec, struct toml_node *table, const ch
 static int read_needed(struct agent_spec *spec, struct toml_node *table, struct err *err)
 {
     const char *const *list = NULL;
-    if (read_texts(spec, table, "needs", &list, err) < 0)
+    if (spec_texts(spec, table, "needs", &list, err) < 0)
         return -1;
     for (size_t i = 0; list && list[i]; i++) {
         int kind = 0;
@@ -413,7 +413,7 @@ static int read_exit(struct agent_spec *spec, struct toml_node *root, struct err
 static int read_dialects(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
     const char *const *list = NULL;
-    if (read_texts(spec, root, "dialect", &list, err) < 0)
+    if (spec_texts(spec, root, "dialect", &list, err) < 0)
         return -1;
     for (size_t i = 0; list && list[i]; i++) {
         size_t at = 0;
@@ -432,7 +432,7 @@ static int read_disabled(struct agent_spec *spec, struct toml_node *root, struct
 {
     const char *const *list = NULL;
     OWN(buf) struct buf joined = {0};
-    if (read_texts(spec, root, "disabled_tools", &list, err) < 0)
+    if (spec_texts(spec, root, "disabled_tools", &list, err) < 0)
         return -1;
     for (size_t i = 0; list && list[i]; i++)
         buf_format(&joined, "%s%s", i ? "," : "", list[i]);
@@ -457,14 +457,14 @@ static int read_keys(struct agent_spec *spec, struct toml *toml, struct err *err
     if (!is_name(name))
         return toml_error(toml_get(root, "name"), err,
                           "a name has letters, digits, '.', '_' and '-', not '%s'", name);
-    spec->name = keep(spec, name);
-    if (read_text(spec, root, "summary", &spec->summary, err) < 0 ||
-        read_text(spec, root, "version", &spec->version, err) < 0 ||
+    spec->name = spec_keep(spec, name);
+    if (spec_text(spec, root, "summary", &spec->summary, err) < 0 ||
+        spec_text(spec, root, "version", &spec->version, err) < 0 ||
         read_dialects(spec, root, err) < 0 || read_disabled(spec, root, err) < 0 ||
         toml_bool(root, "root", &spec->root, err) < 0 || agent_bundle_read(spec, root, err) < 0 ||
         read_files(spec, root, err) < 0 || read_install(spec, root, err) < 0 ||
         read_run(spec, root, err) < 0 || read_output(spec, root, err) < 0 ||
-        read_exit(spec, root, err) < 0)
+        read_exit(spec, root, err) < 0 || agent_wire_read(spec, root, err) < 0)
         return -1;
     return toml_check_unused(toml, err);
 }
@@ -474,7 +474,7 @@ static struct agent_spec *spec_new(const char *where)
     struct agent_spec *spec = mem_zero(sizeof *spec);
     atomic_init(&spec->references, 1);
     spec->arena.bytes_max = 16 << 20;
-    spec->where = keep(spec, where);
+    spec->where = spec_keep(spec, where);
     spec->summary = spec->version = "";
     return spec;
 }

@@ -28,6 +28,8 @@ const char *const agent_variable_names[AGENT_VARS + 1] = {
     [AGENT_VAR_ARCH] = "arch",
     [AGENT_VAR_NPM_ARCH] = "npm_arch",
     [AGENT_VAR_DISABLED_TOOLS] = "disabled_tools",
+    [AGENT_VAR_MCP_URL] = "mcp_url",
+    [AGENT_VAR_MCP_NAME] = "mcp_name",
 };
 
 #if defined __x86_64__

@@ -203,6 +203,13 @@ void gateway_tool_answer(struct gateway_tool *tool, struct str result);
 void gateway_tool_fail(struct gateway_tool *tool, const char *text);
 /* Would gateway_open() take these tools? Any thread. ERR_INPUT names what is wrong. */
 int gateway_tools_check(struct str definitions, struct err *err);
+/* The same for this gateway, with what is among them: ERR_UNSUPPORTED when nobody would answer. */
+struct gateway_tools_facts {
+    bool functions; /* something to call */
+    bool user;      /* the trainer speaks as the user */
+};
+int gateway_tools_fit(const struct gateway *gateway, struct str definitions,
+                      struct gateway_tools_facts *facts, struct err *err);
 /* Serves a connection of the agent; owns the descriptor from now on. */
 void gateway_session_connection(struct gateway_session *session, int connected_fd);
 /* Or all connections of a listening socket, which it owns from now on. */

@@ -24,6 +24,7 @@
 #include "base/id.h"
 #include "base/mem.h"
 #include "gateway/inner.h"
+#include "gateway/mcp.h"
 #include "gateway/tools.h"
 
 #define BODY_BYTES_MAX ((size_t)1 << 20)
@@ -32,11 +33,9 @@
 #define SESSION_MAX 64
 
 enum { RPC_PARSE = -32700, RPC_REQUEST = -32600, RPC_METHOD = -32601, RPC_PARAMS = -32602 };
-enum { RPC_BUSY = -32000 }; /* of the range for servers */
+enum { RPC_BUSY = -32000, RPC_HEADER = -32020, RPC_VERSION = -32022 }; /* of the servers' range */
 
-enum version { V_2024_11_05, V_2025_03_26, V_2025_06_18, V_2025_11_25, VERSIONS };
-static const char *const versions[VERSIONS] = {"2024-11-05", "2025-03-26", "2025-06-18",
-                                               "2025-11-25"};
+#define META "io.modelcontextprotocol/"
 
 /* One POST and the calls in it that are not answered yet. */
 struct post {
@@ -44,11 +43,12 @@ struct post {
     struct gateway_session *session;
     struct http_exchange *exchange; /* NULL: gone */
     uint64_t client;                /* the MCP session; 0: none */
-    enum version version;
+    enum mcp_version version;
     bool batch, takes_json, takes_stream, begun;
     bool taking; /* its messages are being read: it is not finished yet, whatever ends */
     struct list calls;
     struct buf answers; /* those that wait for the others: JSON, separated by commas */
+    int status;         /* of the answer when it is the only one; 0: 200 */
     struct loop_timer pulse;
 };
 struct post_call {
@@ -61,7 +61,8 @@ struct post_call {
 
 /* ---------------------------------------------------------------- sessions */
 
-static uint64_t sign(const struct gateway_session *session, uint64_t random, enum version version)
+static uint64_t sign(const struct gateway_session *session, uint64_t random,
+                     enum mcp_version version)
 {
     OWN(buf) struct buf text = {0};
     buf_format(&text, "%s %016llx %d", session->rollout_id, (unsigned long long)random,
@@ -69,7 +70,7 @@ static uint64_t sign(const struct gateway_session *session, uint64_t random, enu
     return XXH3_64bits(text.data, text.size);
 }
 
-static uint64_t session_make(struct gateway_session *session, enum version version,
+static uint64_t session_make(struct gateway_session *session, enum mcp_version version,
                              char text[SESSION_MAX])
 {
     uint64_t random = 0;
@@ -82,34 +83,25 @@ static uint64_t session_make(struct gateway_session *session, enum version versi
 
 /* False: it is none of ours, or was ended. */
 static bool session_find(const struct gateway_session *session, struct str text, uint64_t *client,
-                         enum version *version)
+                         enum mcp_version *version)
 {
     char copy[SESSION_MAX], again[SESSION_MAX];
     unsigned long long random = 0;
     int number = 0;
     snprintf(copy, sizeof copy, "%.*s", STR_ARGS(str_upto(text, SESSION_MAX - 1)));
-    if (sscanf(copy, "%16llx-%1d-", &random, &number) != 2 || number < 0 || number >= VERSIONS)
+    if (sscanf(copy, "%16llx-%1d-", &random, &number) != 2 || number < 0 ||
+        number >= MCP_2026_07_28)
         return false;
     snprintf(again, sizeof again, "%016llx-%d-%016llx", random, number,
-             (unsigned long long)sign(session, random, (enum version)number));
+             (unsigned long long)sign(session, random, (enum mcp_version)number));
     if (!str_is(text, again))
         return false;
     for (size_t i = 0; i < MCP_GONE_MAX; i++)
         if (session->mcp.gone[i] == random)
             return false;
     *client = random;
-    *version = (enum version)number;
+    *version = (enum mcp_version)number;
     return true;
-}
-
-static bool version_find(struct str text, enum version *out)
-{
-    for (int i = 0; i < VERSIONS; i++)
-        if (str_is(text, versions[i])) {
-            *out = (enum version)i;
-            return true;
-        }
-    return false;
 }
 
 /* ---------------------------------------------------------------- answers */
@@ -131,6 +123,14 @@ static void write_error(struct buf *body, struct str id, int code, const char *m
     json_set_text(&out, "message", message);
     json_end_object(&out);
     json_end_object(&out);
+}
+
+/* In 2026-07-28 the status tells what is wrong with a request too. */
+static int status_of(enum mcp_version version, int code)
+{
+    if (version < MCP_2026_07_28)
+        return code == RPC_REQUEST ? 400 : 200;
+    return code == RPC_METHOD ? 404 : code == RPC_BUSY ? 200 : 400;
 }
 
 static void answer_http(struct http_exchange *exchange, int status, int code, const char *message)
@@ -211,85 +211,7 @@ static void call_end(struct post_call *call, struct str message)
         post_finish(post);
 }
 
-/* ---------------------------------------------------------------- tools/list */
-
-struct listing {
-    struct json_writer *out;
-    enum version version;
-};
-
-static void write_schema(struct json_writer *out, struct json schema)
-{
-    OWN(buf) struct buf whole = {0};
-    json_key(out, "inputSchema");
-    if (!json_exists(schema)) {
-        json_put_raw(out, STR("{\"type\":\"object\",\"properties\":{}}"));
-        return;
-    }
-    /* Clients refuse a schema that does not say that it is one of an object. */
-    struct json_edit edit = {"type", STR("\"object\"")};
-    if (!json_is(json_get(schema, "type"), "object"))
-        json_splice(schema, &edit, 1, &whole);
-    json_put_raw(out, whole.size ? buf_str(&whole) : json_raw(schema));
-}
-
-static void write_member(struct json_writer *out, struct json tool, const char *key,
-                         enum json_type type)
-{
-    struct json value = json_get(tool, key);
-    if (json_type(value) == type)
-        json_set_raw(out, key, json_raw(value));
-}
-
-static void write_tool(void *context, const struct tool *tool)
-{
-    struct listing *listing = context;
-    struct json_writer *out = listing->out;
-    json_begin_object(out);
-    json_set_raw(out, "name", json_raw(tool->name));
-    if (json_type(tool->description) == JSON_STRING)
-        json_set_raw(out, "description", json_raw(tool->description));
-    write_schema(out, tool->schema);
-    if (listing->version >= V_2025_03_26)
-        write_member(out, tool->whole, "annotations", JSON_OBJECT);
-    if (listing->version >= V_2025_06_18) {
-        write_member(out, tool->whole, "title", JSON_STRING);
-        write_member(out, tool->whole, "outputSchema", JSON_OBJECT);
-    }
-    json_end_object(out);
-}
-
 /* ---------------------------------------------------------------- tools/call */
-
-static void write_text_content(struct json_writer *out, struct str text)
-{
-    json_key(out, "content");
-    json_begin_array(out);
-    json_begin_object(out);
-    json_set_text(out, "type", "text");
-    json_set_str(out, "text", text);
-    json_end_object(out);
-    json_end_array(out);
-}
-
-/* Whoever answers may say it in MCP's own words: an object with "content". A text is a text; other
- * values are said as JSON, and objects as structured content too where the version has that. */
-static void write_result(struct json_writer *out, struct json result, enum version version)
-{
-    OWN(arena) struct arena arena = {0};
-    bool object = json_type(result) == JSON_OBJECT;
-    if (object && json_type(json_get(result, "content")) == JSON_ARRAY) {
-        json_put_raw(out, json_raw(result));
-        return;
-    }
-    json_begin_object(out);
-    write_text_content(out, json_type(result) == JSON_STRING ? json_str(result, &arena)
-                                                             : json_raw(result));
-    if (object && version >= V_2025_06_18)
-        json_set_raw(out, "structuredContent", json_raw(result));
-    json_set_bool(out, "isError", false);
-    json_end_object(out);
-}
 
 static void on_result(void *context, struct str body)
 {
@@ -300,7 +222,7 @@ static void on_result(void *context, struct str body)
     (void)json_read(&doc, body, NULL, NULL); /* it was read before it was taken */
     write_head(&out, buf_str(&call->id));
     json_key(&out, "result");
-    write_result(&out, json_get(json_root(&doc), "result"), call->post->version);
+    mcp_write_result(json_get(json_root(&doc), "result"), call->post->version, &out);
     json_end_object(&out);
     call_end(call, buf_str(&message));
 }
@@ -314,10 +236,7 @@ static void on_fail(void *context, const struct err *err, int http_status)
     (void)http_status;
     write_head(&out, buf_str(&call->id));
     json_key(&out, "result");
-    json_begin_object(&out);
-    write_text_content(&out, str_of(err->text));
-    json_set_bool(&out, "isError", true);
-    json_end_object(&out);
+    mcp_write_failure(err->text, call->post->version, &out);
     json_end_object(&out);
     call_end(call, buf_str(&message));
 }
@@ -325,6 +244,7 @@ static void on_fail(void *context, const struct err *err, int http_status)
 static void add_error(struct post *post, struct json id, int code, const char *text)
 {
     OWN(buf) struct buf message = {0};
+    post->status = status_of(post->version, code);
     write_error(&message, json_raw(id), code, text);
     post_add(post, buf_str(&message));
 }
@@ -389,18 +309,12 @@ static void list_tools(struct post *post, struct json id, struct json params)
 {
     OWN(buf) struct buf result = {0};
     struct json_writer out = {.out = &result};
-    struct listing listing = {&out, post->version};
     if (json_exists(json_get(params, "cursor"))) {
         add_error(post, id, RPC_PARAMS, "there is no such cursor: the list has one page");
         return;
     }
     post->session->mcp.lists++;
-    json_begin_object(&out);
-    json_key(&out, "tools");
-    json_begin_array(&out);
-    tools_each(post->session->tools, write_tool, &listing);
-    json_end_array(&out);
-    json_end_object(&out);
+    mcp_write_list(post->session->tools, post->version, &out);
     add_result(post, id, buf_str(&result));
 }
 
@@ -411,13 +325,18 @@ static void answer_request(struct post *post, struct json id, struct json method
     char text[120];
     if (json_exists(params) && json_type(params) != JSON_OBJECT) {
         add_error(post, id, RPC_PARAMS, "'params' must be an object");
-    } else if (json_is(method, "ping")) {
+    } else if (json_is(method, "ping") && post->version < MCP_2026_07_28) {
         add_result(post, id, STR("{}"));
+    } else if (json_is(method, "server/discover") && post->version >= MCP_2026_07_28) {
+        OWN(buf) struct buf result = {0};
+        struct json_writer out = {.out = &result};
+        mcp_write_discovered(&out);
+        add_result(post, id, buf_str(&result));
     } else if (json_is(method, "tools/list")) {
         list_tools(post, id, params);
     } else if (json_is(method, "tools/call")) {
         call_tool(post, id, params);
-    } else if (json_is(method, "initialize")) {
+    } else if (json_is(method, "initialize") && post->version < MCP_2026_07_28) {
         add_error(post, id, RPC_REQUEST, "initialize stands alone and begins a session");
     } else {
         struct str word = json_str(method, &arena);
@@ -446,7 +365,7 @@ static void initialize(struct gateway_session *session, struct http_exchange *ex
     OWN(arena) struct arena arena = {0};
     OWN(buf) struct buf body = {0};
     struct json asked = json_get(params, "protocolVersion");
-    enum version version = VERSIONS - 1;
+    enum mcp_version version = MCP_2025_11_25;
     char text[SESSION_MAX];
     if (json_type(asked) != JSON_STRING) {
         write_error(&body, json_raw(id), RPC_PARAMS,
@@ -454,20 +373,17 @@ static void initialize(struct gateway_session *session, struct http_exchange *ex
         http_respond_json(exchange, 200, buf_str(&body));
         return;
     }
-    (void)version_find(json_str(asked, &arena), &version);
+    (void)mcp_version_find(json_str(asked, &arena), &version);
+    if (version > MCP_2025_11_25)
+        version = MCP_2025_11_25; /* newer ones do not begin so */
     (void)session_make(session, version, text);
     session->mcp.sessions++;
-    session->mcp.version = versions[version];
+    session->mcp.version = mcp_version_names[version];
     note_client(&session->mcp, json_get(params, "clientInfo"));
     struct json_writer out = {.out = &body};
     write_head(&out, json_raw(id));
     json_key(&out, "result");
-    json_begin_object(&out);
-    json_set_text(&out, "protocolVersion", versions[version]);
-    json_set_raw(&out, "capabilities", STR("{\"tools\":{\"listChanged\":false}}"));
-    json_set_raw(&out, "serverInfo",
-                 STR("{\"name\":\"postern\",\"title\":\"Tools of this task\",\"version\":\"1\"}"));
-    json_end_object(&out);
+    mcp_write_hello(version, &out);
     json_end_object(&out);
     struct http_header headers[] = {{STR("content-type"), STR("application/json")},
                                     {STR("mcp-session-id"), str_of(text)}};
@@ -585,28 +501,99 @@ static bool accepts(struct http_exchange *exchange, const char *type)
 
 /* Which session, which version. False: answered. */
 static bool find_client(struct gateway_session *session, struct http_exchange *exchange,
-                        uint64_t *client, enum version *version)
+                        uint64_t *client, enum mcp_version *version)
 {
     struct str id = http_exchange_header(exchange, "mcp-session-id");
     struct str said = http_exchange_header(exchange, "mcp-protocol-version");
     *client = 0;
-    *version = V_2025_03_26; /* what a request without the header means */
+    *version = MCP_2025_03_26; /* what a request without the header means */
     if (id.data && !session_find(session, id, client, version)) {
         answer_http(exchange, 404, RPC_REQUEST, "there is no such session: initialize again");
         return false;
     }
-    if (said.data && !version_find(said, version)) {
+    if (said.data && !mcp_version_find(said, version)) {
         answer_http(exchange, 400, RPC_REQUEST,
-                    "this MCP-Protocol-Version is not served; 2024-11-05, 2025-03-26, 2025-06-18 "
-                    "and 2025-11-25 are");
+                    "this MCP-Protocol-Version is not served; 2024-11-05, 2025-03-26, 2025-06-18, "
+                    "2025-11-25 and 2026-07-28 are");
         return false;
     }
     return true;
 }
 
+static void answer_version(struct http_exchange *exchange, struct json id, struct str asked)
+{
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    write_head(&out, json_raw(id));
+    json_key(&out, "error");
+    json_begin_object(&out);
+    json_set_int(&out, "code", RPC_VERSION);
+    json_set_text(&out, "message", "Unsupported protocol version");
+    json_key(&out, "data");
+    json_begin_object(&out);
+    mcp_write_supported("supported", &out);
+    json_set_str(&out, "requested", asked);
+    json_end_object(&out);
+    json_end_object(&out);
+    json_end_object(&out);
+    http_respond_json(exchange, 400, buf_str(&body));
+}
+
+/* A request that says itself in which version it is (since 2026-07-28); its headers must say the
+ * same. False: answered. */
+static bool read_envelope(struct gateway_session *session, struct http_exchange *exchange,
+                          struct json root, enum mcp_version *version)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf body = {0};
+    struct json id = json_get(root, "id"), params = json_get(root, "params");
+    struct json meta = json_get(params, "_meta"), name = json_get(params, "name");
+    struct json asked = json_get(meta, META "protocolVersion");
+    struct str word = json_str(asked, &arena);
+    struct str method = json_str(json_get(root, "method"), &arena);
+    const char *wrong = NULL;
+    int code = RPC_PARAMS;
+    if (json_type(asked) != JSON_STRING ||
+        json_type(json_get(meta, META "clientCapabilities")) != JSON_OBJECT) {
+        wrong = "params._meta needs " META "protocolVersion, a string, and " META
+                "clientCapabilities, an object";
+    } else {
+        code = RPC_HEADER;
+        if (!str_equal(http_exchange_header(exchange, "mcp-protocol-version"), word))
+            wrong = "the header MCP-Protocol-Version is not the version in params._meta";
+        else if (!str_equal(http_exchange_header(exchange, "mcp-method"), method))
+            wrong = "the header Mcp-Method is not the method of the body";
+        else if (str_is(method, "tools/call") && json_type(name) == JSON_STRING &&
+                 !str_equal(http_exchange_header(exchange, "mcp-name"), json_str(name, &arena)))
+            wrong = "the header Mcp-Name is not the tool's name in the body";
+    }
+    if (wrong) {
+        write_error(&body, is_id(id) ? json_raw(id) : STR_NONE, code, wrong);
+        http_respond_json(exchange, 400, buf_str(&body));
+        return false;
+    }
+    if (!mcp_version_find(word, version) || *version < MCP_2026_07_28) {
+        answer_version(exchange, id, word);
+        return false;
+    }
+    session->mcp.version = mcp_version_names[*version];
+    note_client(&session->mcp, json_get(meta, META "clientInfo"));
+    return true;
+}
+
+static bool has_envelope(struct http_exchange *exchange, struct json root)
+{
+    enum mcp_version version;
+    struct json meta = json_get(json_get(root, "params"), "_meta");
+    struct str said = http_exchange_header(exchange, "mcp-protocol-version");
+    return is_id(json_get(root, "id")) && json_exists(json_get(root, "method")) &&
+           (json_exists(json_get(meta, META "protocolVersion")) ||
+            (mcp_version_find(said, &version) && version >= MCP_2026_07_28));
+}
+
 static void take_batch(struct post *post, struct http_exchange *exchange, struct json root)
 {
-    if (post->version > V_2025_03_26)
+    if (post->version > MCP_2025_03_26)
         answer_http(exchange, 400, RPC_REQUEST, "this version of MCP has no batches");
     else if (!json_size(root) || json_size(root) > BATCH_MAX)
         answer_http(exchange, 400, RPC_REQUEST, "a batch has 1 to 32 messages");
@@ -625,8 +612,8 @@ static void on_body(void *context, struct http_exchange *exchange, struct str bo
     struct gateway_session *session = context;
     OWN(json_doc) struct json_doc doc = {0};
     struct json_limits limits = {.depth_max = 64, .nodes_max = 1u << 20};
-    uint64_t client;
-    enum version version;
+    uint64_t client = 0;
+    enum mcp_version version = MCP_2025_03_26;
     if (err && err->kind != ERR_NONE)
         return;
     if (json_read(&doc, body, &limits, NULL) < 0) {
@@ -639,7 +626,9 @@ static void on_body(void *context, struct http_exchange *exchange, struct str bo
         initialize(session, exchange, json_get(root, "id"), json_get(root, "params"));
         return;
     }
-    if (!find_client(session, exchange, &client, &version))
+    bool modern = has_envelope(exchange, root);
+    if (modern ? !read_envelope(session, exchange, root, &version)
+               : !find_client(session, exchange, &client, &version))
         return;
     struct post *post = mem_zero(sizeof *post);
     *post = (struct post){.session = session,
@@ -656,12 +645,11 @@ static void on_body(void *context, struct http_exchange *exchange, struct str bo
     else
         take_message(post, root);
     post->taking = false;
-    bool invalid = !post->batch && list_empty(&post->calls) &&
-                   str_find(buf_str(&post->answers), STR("\"code\":-32600")) >= 0;
+    bool wrong = !post->batch && list_empty(&post->calls) && post->status > 200;
     if (!post->exchange) {
         post_free(post);
-    } else if (invalid) {
-        http_respond_json(exchange, 400, buf_str(&post->answers));
+    } else if (wrong) {
+        http_respond_json(exchange, post->status, buf_str(&post->answers));
         post_free(post);
     } else if (list_empty(&post->calls)) {
         post_finish(post);
@@ -690,7 +678,7 @@ static void answer_delete(struct gateway_session *session, struct http_exchange 
 {
     struct mcp *mcp = &session->mcp;
     uint64_t client;
-    enum version version;
+    enum mcp_version version;
     if (!http_exchange_header(exchange, "mcp-session-id").data) {
         answer_http(exchange, 400, RPC_REQUEST, "which session? Mcp-Session-Id is missing");
         return;

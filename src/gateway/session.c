@@ -370,15 +370,6 @@ static void put_limits(struct gateway_session *session, const struct gateway_lim
     own->answer_bytes_max = own->answer_bytes_max ? own->answer_bytes_max : ANSWER_BYTES_MAX;
 }
 
-/* Somebody is there for each of them. */
-static int check_tools(const struct gateway_session *session, struct err *err)
-{
-    if (session->tools && !session->gateway->gate && tools_need_trainer(session->tools))
-        return err_set(err, ERR_UNSUPPORTED,
-                       "the trainer answers these tools: that needs `postern serve`");
-    return 0;
-}
-
 static int open_calls_file(struct gateway_session *session, struct err *err)
 {
     if (!session->calls_path)
@@ -443,7 +434,8 @@ struct gateway_session *gateway_open(struct gateway *gateway,
             mem_zero(replay_calls(session->model->replay) * sizeof *session->script_uses);
     if (options->tools.size)
         session->tools = tools_new(options->tools, err);
-    if ((options->tools.size && !session->tools) || check_tools(session, err) < 0 ||
+    if ((options->tools.size && !session->tools) ||
+        (session->tools && tools_check_answered(session->tools, gateway, err) < 0) ||
         open_calls_file(session, err) < 0 ||
         (options->restore && session_restore(session, err) < 0)) {
         session_free(session);

@@ -188,6 +188,33 @@ int gateway_tools_check(struct str definitions, struct err *err)
     return tools ? 0 : -1;
 }
 
+static void note_function(void *context, const struct tool *tool)
+{
+    (void)tool;
+    *(bool *)context = true;
+}
+
+int tools_check_answered(const struct tools *tools, const struct gateway *gateway, struct err *err)
+{
+    if (gateway->gate || !tools_need_trainer(tools))
+        return 0;
+    return err_set(err, ERR_UNSUPPORTED,
+                   "the trainer answers these tools: that needs `postern serve`");
+}
+
+int gateway_tools_fit(const struct gateway *gateway, struct str definitions,
+                      struct gateway_tools_facts *facts, struct err *err)
+{
+    struct tools *tools = tools_new(definitions, err);
+    if (!tools)
+        return -1;
+    tools_each(tools, note_function, &facts->functions);
+    facts->user = tools_have_handler(tools, TOOL_USER);
+    int result = tools_check_answered(tools, gateway, err);
+    tools_free(tools);
+    return result;
+}
+
 /* ---------------------------------------------------------------- listing */
 
 static const char *const protocols[] = {"openai_chat_completions", "openai_responses",

@@ -7,6 +7,7 @@
 #include "json/json.h"
 
 struct err;
+struct gateway;
 struct gateway_session;
 struct http_exchange;
 struct tools;
@@ -23,6 +24,8 @@ bool tools_have(const struct tools *tools, struct str name); /* a function; NULL
 bool tools_have_handler(const struct tools *tools, enum tool_kind kind);
 bool tools_by_task(const struct tools *tools, struct str name);
 bool tools_need_trainer(const struct tools *tools); /* one of the functions */
+/* Somebody is there for each of them; ERR_UNSUPPORTED. */
+int tools_check_answered(const struct tools *tools, const struct gateway *gateway, struct err *err);
 
 struct tool {
     struct json name, description, schema, whole; /* description and schema may be missing */

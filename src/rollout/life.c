@@ -190,7 +190,7 @@ void life_step(struct life *life)
         return;
 
     case TRACE_PREPARING:
-        if (!life->prepared)
+        if (!life->prepared || !life_tools_ready(life))
             return;
         task_work_close(TAKE(life->work));
         move(life, TRACE_SETUP);
@@ -227,6 +227,7 @@ void life_step(struct life *life)
     case TRACE_SETTLING:
         if (!life->quiet)
             return;
+        life_tools_close(life);
         life_close_session(life, CALLS_GRACE_MS);
         if (life->session)
             return;
@@ -322,6 +323,7 @@ void life_begin(void *argument)
     life->stage_since_ms = plan->queued_mono_ms;
     life->extra.plan = plan;
     life->agent_log.fd = life->events_log.fd = -1;
+    list_init(&life->tool_jobs);
     life->as_root = plan->task->root || agent_spec_wants_root(plan->agent);
     plan->life = life;
     fill_result(life);

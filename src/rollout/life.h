@@ -3,6 +3,7 @@
  *
  *     life.c        stages and moves: the table, the step, orders from the manager
  *     life_agent.c  from the first sandbox to the agent's end: provisioning to settling
+ *     life_tools.c  programs of the task that answer tool calls
  *     life_judge.c  verifying and collecting
  *     life_end.c    closing, the folder, reports */
 #ifndef ROLLOUT_LIFE_H
@@ -24,7 +25,10 @@ struct life {
 
     struct sandbox *sandbox; /* the agent's */
     struct sandbox *judge;   /* the verifier's, when it has its own */
-    char layer[80];          /* the final files, as a layer; "" */
+    struct sandbox *apart;   /* of the task's tools that run apart; NULL: none */
+    bool apart_ready;
+    struct list tool_jobs;
+    char layer[80]; /* the final files, as a layer; "" */
     struct gateway_session *session;
     struct agent_install *install;
     struct agent_run *run;
@@ -83,6 +87,14 @@ void life_copy_commands(struct life *life, const struct trace_command *from, siz
                         const struct trace_command **to, size_t *to_count);
 void life_note_sandbox(struct life *life); /* facts and look-ups, while it is there */
 void life_on_lost(void *context, const struct err *err);
+
+/* --- life_tools.c */
+bool life_tools_ready(struct life *life); /* false: it steps when they are */
+void life_on_tool(void *context, struct gateway_tool *asked, const char *name,
+                  struct str arguments);
+void life_on_tool_closed(void *context, struct gateway_tool *asked);
+void life_on_tool_note(void *context, const struct gateway_tool_note *note);
+void life_tools_close(struct life *life);
 
 /* --- life_judge.c */
 void life_verify(struct life *life);

@@ -181,6 +181,9 @@ int life_open_session(struct life *life, struct err *err)
         .held_ms_max = plan->held_ms_max,
         .calls_path = calls_path,
         .tools = plan->tools,
+        .on_tool = life_on_tool,
+        .on_tool_closed = life_on_tool_closed,
+        .on_tool_note = life_on_tool_note,
         .on_call = on_call,
         .on_exhausted = on_exhausted,
         .context = life,
@@ -287,6 +290,7 @@ void life_start_agent(struct life *life)
         .env = plan->task->env,
         .timeout_ms = plan->wall_ms_max,
         .turns_max = plan->turns_max,
+        .tools = plan->tool_facts.functions,
     };
     struct agent_handlers handlers = {
         .on_event = on_agent_event, .on_output = on_agent_output, .on_end = on_agent_end};

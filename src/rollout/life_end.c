@@ -77,6 +77,7 @@ void life_close(struct life *life)
     agent_install_close(TAKE(life->install));
     agent_close(TAKE(life->run));
     task_work_close(TAKE(life->work));
+    life_tools_close(life);
     struct sandbox **sandboxes[] = {&life->sandbox, &life->judge};
     for (size_t i = 0; i < COUNT(sandboxes); i++) {
         if (!*sandboxes[i])

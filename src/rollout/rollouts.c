@@ -77,6 +77,28 @@ static uint32_t first_of(uint32_t a, uint32_t b, uint32_t c)
     return a ? a : b ? b : c;
 }
 
+/* The request's tools and the task's, as one list. */
+static char *join_tools(const struct rollout_request *request)
+{
+    struct str own = request->task->tool_definitions, more = str_trim(request->tools);
+    if (!own.size || more.size < 2)
+        return own.size ? str_dup(own) : more.size ? str_dup(more) : NULL;
+    struct str inside = str_trim(str_make(more.data + 1, more.size - 2));
+    return mem_format("%.*s%s%.*s]", (int)own.size - 1, own.data, inside.size ? "," : "",
+                      STR_ARGS(inside));
+}
+
+/* Agent, task and tools go together, or it is said before any work. */
+static int fit(struct rollouts *rollouts, const struct rollout_request *request, const char *tools,
+               struct gateway_tools_facts *facts, struct err *err)
+{
+    struct gateway *gateway = rollouts->lanes[0].gateway;
+    if (tools && gateway_tools_fit(gateway, str_of(tools), facts, err) < 0)
+        return err_wrap(err, "task '%s'", request->task->name);
+    struct agent_wants wants = {.tools = facts->functions};
+    return agent_spec_fit(request->agent, &wants, err);
+}
+
 static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *request,
                              const char *mode)
 {
@@ -103,8 +125,6 @@ static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_req
     plan->setup_ms_max = first_of(task->setup_ms_max, options->setup_ms_max, 1);
     plan->verify_ms_max = first_of(task->verify_ms_max, options->verify_ms_max, 1);
     plan->turns_max = first_of(request->turns_max, task->turns_max, 0);
-    if (request->tools.size)
-        plan->tools = arena_str(&plan->arena, request->tools);
     plan->memory_bytes_max =
         request->memory_bytes_max ? request->memory_bytes_max : task->memory_bytes_max;
     plan->disk_bytes_max = request->disk_bytes_max ? request->disk_bytes_max : task->disk_bytes_max;
@@ -431,8 +451,14 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
     if (agent_spec_has_bundle(request->agent) &&
         !(bundle = agent_bundle_layer(request->agent, rollouts->options.home, err)))
         return -1;
+    OWN(mem) char *tools = join_tools(request);
+    struct gateway_tools_facts facts = {0};
+    if (fit(rollouts, request, tools, &facts, err) < 0)
+        return -1;
     struct plan *plan = plan_new(rollouts, request, gateway_mode_name(mode));
     plan->sampling = sampling;
+    plan->tools = tools ? arena_str(&plan->arena, str_of(tools)) : STR_NONE;
+    plan->tool_facts = facts;
     plan->bundle = bundle ? arena_text(&plan->arena, str_of(bundle)) : NULL;
     if (make_folder(rollouts, plan, err) < 0) {
         plan_unref(plan);

@@ -14,4 +14,8 @@
 /* An empty task with one reference; fields are filled from its arena. */
 struct task *task_new(void);
 
+/* [[tools]] and turns: tools.c */
+struct toml_node;
+int task_read_tools(struct task *task, struct toml_node *root, struct err *err);
+
 #endif

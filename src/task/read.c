@@ -265,7 +265,7 @@ static int read_keys(struct task *task, struct toml *toml, struct err *err)
         read_seconds(agent, "timeout_sec", &task->agent_ms_max, err) < 0)
         return -1;
     if (read_environment(task, root, err) < 0 || read_env(task, root, "env", &task->env, err) < 0 ||
-        read_verifier(task, root, err) < 0)
+        read_verifier(task, root, err) < 0 || task_read_tools(task, root, err) < 0)
         return -1;
 
     struct toml_node *metadata = toml_get(root, "metadata");
@@ -389,6 +389,8 @@ static int fill_from_dir(struct task *task, const char *dir, struct err *err)
                            "is not possible yet; name an image in [environment]",
                            dir);
     }
+    if (has_entry(dir, "tools", S_IFDIR))
+        task->tools_dir = arena_format(&task->arena, "%s/tools", dir);
     if (has_entry(dir, "tests", S_IFDIR)) {
         const char *place = arena_format(&task->arena, "%s/tests", dir);
         task->tests_dir = place;

@@ -30,6 +30,7 @@ struct sandboxes;
 #define TASK_REWARD_TEXT "/logs/verifier/reward.txt"
 #define TASK_REWARD_JSON "/logs/verifier/reward.json"
 #define TASK_TESTS "/tests"
+#define TASK_TOOLS "/tools" /* only in the sandbox apart */
 
 struct task_command {
     const char *shell; /* for /bin/sh -c */
@@ -40,6 +41,15 @@ struct task_file {
     const char *path; /* inside; relative ones are below the working directory */
     struct str content;
     uint32_t mode;
+};
+
+/* A tool the agent may call on its inlet. */
+struct task_tool {
+    const char *name;
+    const char *const *command; /* argv of the program that answers; NULL: the trainer answers */
+    const char *user;           /* NULL: the agent's; apart: the ordinary user */
+    uint32_t timeout_ms;
+    bool apart; /* runs in a sandbox of its own, which the agent cannot reach */
 };
 
 struct task {
@@ -69,6 +79,11 @@ struct task {
     uint32_t pids_max, cpu_millis;
     uint32_t turns_max;  /* model calls of the conversation; 0: the configured default */
     struct str metadata; /* raw JSON object; STR_NONE: none */
+    const struct task_tool *tools;
+    size_t tool_count;
+    struct str tool_definitions; /* a JSON array, as the gateway takes them; STR_NONE: none */
+    const char *tools_dir;       /* host directory that goes to /tools of the sandbox apart; NULL */
+    const char *const *turns;    /* what the user says after each answer, NULL-terminated; NULL */
 
     struct arena arena; /* everything above lives here */
     atomic_int references;
@@ -87,6 +102,7 @@ static inline void own_task(struct task **task)
     task_unref(*task);
 }
 bool task_has_verifier(const struct task *task);
+bool task_has_apart(const struct task *task); /* a tool that runs apart */
 void task_write(const struct task *task,
                 struct json_writer *out); /* one object, for people and the api */
 

@@ -18,7 +18,7 @@ import postern as lib
 from postern import until
 from trainer import Control, Failure, Trainer
 
-PACKAGES = ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"]
+PACKAGES = ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0", "mcp==2.3.0"]
 NODE_PACKAGES = ["openai@7.53.0", "@anthropic-ai/sdk@1.8.0"]
 CLIENT = pathlib.Path(__file__).with_name("sdk_client.py")
 NODE_CLIENT = pathlib.Path(__file__).with_name("sdk_client.mjs")

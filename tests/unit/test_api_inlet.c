@@ -2,8 +2,8 @@
  * points the vendors' own clients at. With INLET_DIR in the environment it serves until its
  * standard input ends; the ports are in INLET_DIR/ready. Without, it only opens and closes.
  *
- * INLET_MODEL, INLET_MODE, INLET_API: as a rollout's. INLET_KEEPALIVE_MS: between signs of life,
- * the first one included. */
+ * INLET_MODEL, INLET_MODE, INLET_API, INLET_TOOLS: as a rollout's. INLET_KEEPALIVE_MS: between
+ * signs of life, the first one included. */
 #include "api/api.h"
 
 #include <arpa/inet.h>
@@ -81,6 +81,7 @@ static int world_open(struct world *world, const char *home, struct err *err)
         .calls_path = calls_path,
         .keepalive_ms = keepalive_ms,
         .headers_after_ms = keepalive_ms,
+        .tools = str_of(setting("INLET_TOOLS", "")),
         .limits = {.calls_max = 1u << 20, .in_flight_max = 20000, .connections_max = 20000},
     };
     world->session = gateway_open(world->gateway, &session, err);

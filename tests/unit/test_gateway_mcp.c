@@ -99,17 +99,22 @@ static void on_head(void *context, const struct http_answer_head *head)
 }
 
 struct extra {
-    const char *method, *session, *version, *accept, *origin, *type;
+    const char *method, *session, *version, *accept, *origin, *type, *rpc_method, *rpc_name;
 };
 
 static void post(struct scene *scene, struct reply *reply, const char *body, struct extra extra)
 {
     static const struct http_call_handlers handlers = {on_head, reply_on_data, reply_on_done};
     const char *const names[] = {"accept", "content-type", "mcp-session-id", "mcp-protocol-version",
-                                 "origin"};
-    const char *const values[] = {
-        extra.accept ? extra.accept : "application/json, text/event-stream",
-        extra.type ? extra.type : "application/json", extra.session, extra.version, extra.origin};
+                                 "origin", "mcp-method",   "mcp-name"};
+    const char *const values[] = {extra.accept ? extra.accept
+                                               : "application/json, text/event-stream",
+                                  extra.type ? extra.type : "application/json",
+                                  extra.session,
+                                  extra.version,
+                                  extra.origin,
+                                  extra.rpc_method,
+                                  extra.rpc_name};
     struct http_header headers[COUNT(names)];
     size_t count = 0;
     for (size_t i = 0; i < COUNT(names); i++)
@@ -504,4 +509,65 @@ TEST(tools_of_the_trainer_need_a_trainer)
     EXPECT_INT(reply.status, 404);
     buf_deinit(&reply.body);
     world_end(&world);
+}
+
+/* --- 2026-07-28: no sessions, each request says who asks --- */
+
+#define ENVELOPE(version)                                                                          \
+    "\"_meta\":{\"io.modelcontextprotocol/protocolVersion\":\"" version                            \
+    "\",\"io.modelcontextprotocol/clientCapabilities\":{},"                                        \
+    "\"io.modelcontextprotocol/clientInfo\":{\"name\":\"new\",\"version\":\"2\"}}"
+#define MODERN(name, more)                                                                         \
+    "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"" name                                             \
+    "\",\"params\":{" more ENVELOPE("2026-07-28") "}}"
+
+TEST(requests_that_say_their_version_need_no_session)
+{
+    struct scene scene = {0};
+    struct reply reply;
+    scene_start(&scene, 0);
+    struct extra discover = {.version = "2026-07-28", .rpc_method = "server/discover"};
+    struct extra list = {.version = "2026-07-28", .rpc_method = "tools/list"};
+    struct extra call = {.version = "2026-07-28", .rpc_method = "tools/call", .rpc_name = "own"};
+    ask(&scene, MODERN("server/discover", ""), discover, 200,
+        "\"supportedVersions\":[\"2024-11-05\",\"2025-03-26\",\"2025-06-18\",\"2025-11-25\","
+        "\"2026-07-28\"]");
+    ask(&scene, MODERN("server/discover", ""), discover, 200, "\"resultType\":\"complete\"");
+    ask(&scene, MODERN("tools/list", ""), list, 200, "\"cacheScope\":\"private\",\"tools\":[");
+    post(&scene, &reply, MODERN("tools/call", "\"name\":\"own\","), call);
+    PUMP_UNTIL(&scene.world, scene.tool);
+    gateway_tool_answer(scene.tool, STR("{\"content\":[]}"));
+    reply_wait(&reply);
+    EXPECT(reply_has(&reply, "\"result\":{\"content\":[],\"resultType\":\"complete\"}"));
+    buf_deinit(&reply.body);
+    scene.tool = NULL;
+    post(&scene, &reply, MODERN("tools/call", "\"name\":\"own\","), call);
+    PUMP_UNTIL(&scene.world, scene.tool);
+    gateway_tool_fail(scene.tool, "no");
+    reply_wait(&reply);
+    EXPECT(reply_has(&reply, "\"resultType\":\"complete\",\"content\":[{\"type\":\"text\",\"text\":"
+                             "\"no\"}],\"isError\":true"));
+    buf_deinit(&reply.body);
+
+    /* What is wrong with an envelope. */
+    ask(&scene, MODERN("tools/list", ""), (struct extra){.version = "2026-07-28"}, 400, "-32020");
+    ask(&scene, MODERN("tools/list", ""), (struct extra){.rpc_method = "tools/list"}, 400,
+        "-32020");
+    call.rpc_name = "other";
+    ask(&scene, MODERN("tools/call", "\"name\":\"own\","), call, 400, "-32020");
+    ask(&scene, METHOD("tools/list", "1"), list, 400, "-32602");
+    list.version = "2099-01-01";
+    ask(&scene,
+        "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/list\",\"params\":{" ENVELOPE(
+            "2099-01-01") "}}",
+        list, 400, "-32022,\"message\":\"Unsupported protocol version\",\"data\":{\"supported\":[");
+    /* And of what is gone. */
+    ask(&scene, MODERN("ping", ""), (struct extra){.version = "2026-07-28", .rpc_method = "ping"},
+        404, "-32601");
+    call.rpc_name = "nothing";
+    ask(&scene, MODERN("tools/call", "\"name\":\"nothing\","), call, 400, "Unknown tool");
+    ask(&scene, INITIALIZE("2026-07-28"), (struct extra){0}, 200,
+        "\"protocolVersion\":\"2025-11-25\"");
+    EXPECT_INT(scene.tools_closed, 0);
+    scene_end(&scene);
 }

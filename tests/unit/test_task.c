@@ -246,6 +246,40 @@ TEST(what_is_wrong_with_a_task_is_said_with_its_place)
     (void)file_remove_tree(dir, NULL);
 }
 
+TEST(tools_are_the_trainers_or_programs_of_the_task)
+{
+    struct err err = {0};
+    OWN(task)
+    struct task *task = task_from_json(
+        STR("{\"instruction\":\"x\",\"turns\":[\"and\",\"then\"],\"tools\":["
+            "{\"name\":\"ask\",\"description\":\"d\",\"parameters\":{\"type\":\"object\"}},"
+            "{\"name\":\"own\",\"command\":[\"a\",\"b "
+            "c\"],\"where\":\"apart\",\"timeout\":\"5s\"}]}"),
+        "t", &err);
+    if (!task) {
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+        return;
+    }
+    EXPECT_INT(task->tool_count, 2);
+    EXPECT(!task->tools[0].command && !task->tools[0].apart);
+    EXPECT_TEXT(task->tools[1].command[1], "b c");
+    EXPECT(task->tools[1].apart && task_has_apart(task));
+    EXPECT_INT(task->tools[1].timeout_ms, 5000);
+    EXPECT_STR(task->tool_definitions,
+               STR("[{\"name\":\"ask\",\"description\":\"d\",\"parameters\":{\"type\":"
+                   "\"object\"}},{\"name\":\"own\",\"answered_by\":\"task\"}]"));
+    EXPECT_TEXT(task->turns[1], "then");
+    EXPECT(!task->turns[2]);
+    expect_error("{\"instruction\":\"x\",\"tools\":[{}]}", "name");
+    expect_error("{\"instruction\":\"x\",\"tools\":[{\"name\":\"a\",\"command\":[]}]}", "empty");
+    expect_error("{\"instruction\":\"x\",\"tools\":[{\"name\":\"a\",\"where\":\"apart\"}]}",
+                 "no command");
+    expect_error("{\"instruction\":\"x\",\"tools\":[{\"name\":\"a\"},{\"name\":\"a\"}]}", "twice");
+    expect_error("{\"instruction\":\"x\",\"tools\":[{\"name\":\"a\",\"parameters\":1}]}",
+                 "a table");
+    expect_error("{\"instruction\":\"x\",\"tools\":[{\"name\":\"a\",\"shell\":\"x\"}]}", "shell");
+}
+
 TEST(the_sample_tasks_read)
 {
     static const char *const names[] = {"fix-failing-test", "write-a-program", "parse-a-log",
