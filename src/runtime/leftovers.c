@@ -123,13 +123,11 @@ static bool on_row(void *context, const struct store_rollout *row)
 }
 
 #define CAUSE "the server that ran it died"
+#define RESULT_BYTES_MAX (64u << 20)
 
 static void write_result(const struct dead *row)
 {
     OWN(mem) char *path = mem_format("%s/result.json", row->dir);
-    OWN(mem) char *owner = mem_format("%s/owner", row->dir);
-    if (file_exists(path))
-        return;
     OWN(buf) struct buf text = {0};
     struct json_writer out = {.out = &text};
     json_begin_object(&out);
@@ -157,7 +155,32 @@ static void write_result(const struct dead *row)
     if (file_make_dirs(row->dir, 0755, &err) < 0 ||
         file_write(path, buf_str(&text), 0644, false, &err) < 0)
         LOG_WARN("runtime", row->id, "its result could not be written: %s", err.text);
-    (void)unlink(owner);
+}
+
+/* It may have been over, and only its last row was not kept: then its result is the one it has. */
+static bool read_result(const struct dead *row, struct store_rollout *over, struct arena *arena)
+{
+    OWN(mem) char *path = mem_format("%s/result.json", row->dir);
+    OWN(buf) struct buf text = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    enum trace_fate fate;
+    if (file_read(path, RESULT_BYTES_MAX, &text, NULL) < 0 ||
+        json_read(&doc, buf_str(&text), NULL, NULL) < 0)
+        return false;
+    struct json root = json_root(&doc);
+    if (!trace_fate_find(json_str(json_get(root, "fate"), arena), &fate))
+        return false;
+    struct str error = json_str(json_get(root, "error"), arena);
+    over->fate = trace_fate_name(fate);
+    over->stage = arena_text(arena, json_str(json_get(root, "stage"), arena));
+    over->error = error.size ? arena_text(arena, error) : NULL;
+    over->has_reward = json_double(json_get(root, "reward"), &over->reward);
+    over->calls = (uint32_t)json_int_or(json_get(root, "calls"), 0);
+    over->turns = (uint32_t)json_int_or(json_get(root, "turns"), 0);
+    struct json usage = json_get(root, "usage");
+    over->prompt_tokens = json_int_or(json_get(usage, "prompt_tokens"), -1);
+    over->completion_tokens = json_int_or(json_get(usage, "completion_tokens"), -1);
+    return true;
 }
 
 static void mark(struct machine *machine, const struct dead *row)
@@ -183,7 +206,11 @@ static void mark(struct machine *machine, const struct dead *row)
         .done_ms = clock_wall_ms(),
     };
     struct err err = {0};
-    write_result(row);
+    OWN(arena) struct arena arena = {0};
+    if (!read_result(row, &over, &arena))
+        write_result(row);
+    OWN(mem) char *owner = mem_format("%s/owner", row->dir);
+    (void)unlink(owner);
     if (store_put_rollout(machine->store, NULL, &over, NULL, NULL, &err) < 0)
         LOG_WARN("runtime", row->id, "could not be marked as failed: %s", err.text);
 }
@@ -216,9 +243,8 @@ void leftovers_mark(struct machine *machine)
     if (!list.count)
         return;
     char text[160];
-    snprintf(text, sizeof text,
-             "%zu unfinished rollout%s of a server that died: marked infra_failed", list.count,
-             list.count == 1 ? "" : "s");
+    snprintf(text, sizeof text, "%zu unfinished rollout%s of a server that died: marked as over",
+             list.count, list.count == 1 ? "" : "s");
     note(machine, text);
 }
 
@@ -256,16 +282,22 @@ static void on_found(void *context, const struct sandbox_found *found, size_t co
         LOG_WARN("runtime", NULL, "looking for left-over sandboxes: %s", err->text);
         return;
     }
-    if (!count)
-        return;
-    room->destroying += count;
+    size_t sandboxes = 0;
     for (size_t i = 0; i < count; i++) {
         LOG_INFO("runtime", found[i].id, "left over from %s",
                  found[i].label ? found[i].label : "?");
+        if (found[i].layer) {
+            sandboxes_drop_layer(room->sandboxes, found[i].id);
+            continue;
+        }
+        sandboxes++;
+        room->destroying++;
         sandboxes_destroy_found(room->sandboxes, found[i].id, on_destroyed, room);
     }
+    if (!sandboxes)
+        return;
     struct swept *swept = mem_zero(sizeof *swept);
-    *swept = (struct swept){.machine = room->machine, .count = count};
+    *swept = (struct swept){.machine = room->machine, .count = sandboxes};
     loop_post(room->machine->loop, tell_swept, swept);
 }
 
