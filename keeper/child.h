@@ -11,7 +11,8 @@
 #include "stage.h"
 
 #define CHILD_ARGS_MAX 24576
-#define CHILD_FDS_MAX 32
+#define CHILD_FDS_MAX 96
+#define CHILD_TREES_MAX (1 + STAGE_TREES_MAX + 16)
 
 /* One overlay, or one read-only bind mount (`bind`, one lower). Tree 0 is the root. */
 struct child_tree {
@@ -25,7 +26,7 @@ struct child_tree {
  * of all trees come along as descriptors of detached mounts, topmost first, then the mount of the
  * upper layer when that is on disk. */
 struct child_plan {
-    struct child_tree trees[1 + STAGE_TREES_MAX];
+    struct child_tree trees[CHILD_TREES_MAX];
     uint32_t tree_count;
     uint64_t disk_bytes_max;
     uint64_t inodes_max;

@@ -31,6 +31,9 @@ struct shape {
     char *root;                      /* "host", "dir:/...", "image:NAME" */
     char *layers[KEEPER_LAYERS_MAX]; /* lowest first: "ly-..." or a directory */
     size_t layer_count;
+    char *pristine[KEEPER_PRISTINE_MAX]; /* names below "/" that show only the lowest layers */
+    size_t pristine_count;
+    uint32_t pristine_layers; /* so many of them, with all they stand on */
     char *hostname;
     uint64_t memory_bytes_max, disk_bytes_max;
     uint32_t pids_max, cpu_millis;
@@ -179,6 +182,8 @@ struct keeper_options {
     uint32_t idle_ms; /* how long orphans are kept */
 };
 
+#define KEEPER_COVERS_MAX 256
+
 struct keeper {
     struct keeper_options options;
     struct ids ids;
@@ -196,6 +201,8 @@ struct keeper {
     uint64_t next_connection;
     uint64_t empty_since_ms;
     uint64_t created_count, layer_count;
+    char *covers[KEEPER_COVERS_MAX]; /* c0, c1, ... on the stage: what each holds (pristine.c) */
+    size_t cover_count;
     struct watch listen_watch;
     pid_t warm_up; /* see cgroups.h */
     bool ending;

@@ -20,21 +20,13 @@
 #include "base/fd.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "keeper.h"
 #include "mounts.h"
+#include "roots.h"
 
 #define LOWER_ATTRIBUTES (MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
 
-struct planner {
-    struct keeper *keeper;
-    const struct shape *shape;
-    int userns;
-    struct child_plan *plan;
-    struct lowers *lowers;
-};
-
-static int add_lower(struct planner *planner, int dir, const char *path, bool recursive,
-                     const char *what, struct err *err)
+int roots_add_lower(struct planner *planner, int dir, const char *path, bool recursive,
+                    const char *what, struct err *err)
 {
     if (planner->lowers->count == CHILD_FDS_MAX - 1)
         return err_set(err, ERR_LIMIT, "a sandbox has at most %d layers", CHILD_FDS_MAX - 1);
@@ -58,13 +50,6 @@ static int add_lower(struct planner *planner, int dir, const char *path, bool re
 
 /* --- layers
  * --------------------------------------------------------------------------------------- */
-
-/* Layers with all they stand on, lowest first, each once. Host directories are NULL with a path. */
-struct stack {
-    struct layer *layers[KEEPER_LAYERS_MAX];
-    const char *dirs[KEEPER_LAYERS_MAX];
-    size_t count;
-};
 
 static int stack_add(struct stack *stack, struct layer *layer, const char *dir, struct err *err)
 {
@@ -117,23 +102,34 @@ static int add_layer(struct planner *planner, const struct stack *stack, size_t 
         OWN(fd) int dir = open(layer->dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
         if (dir < 0)
             return err_errno(err, "%s", what);
-        return add_lower(planner, dir, path, false, what, err);
+        return roots_add_lower(planner, dir, path, false, what, err);
     }
     OWN(fd) int dir = open(stack->dirs[at], O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0)
         return err_errno(err, "the layer '%s'", stack->dirs[at]);
     if (tree == 0)
-        return add_lower(planner, dir, "", false, "a layer directory", err);
+        return roots_add_lower(planner, dir, "", false, "a layer directory", err);
     struct stat facts;
     if (fstatat(dir, tree_name, &facts, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISDIR(facts.st_mode))
         return 0;
-    return add_lower(planner, dir, tree_name, false, "a layer directory", err);
+    return roots_add_lower(planner, dir, tree_name, false, "a layer directory", err);
+}
+
+/* How many of the layers a tree shows. */
+static size_t layers_of(const struct planner *planner, const struct stack *stack,
+                        const char *tree_name)
+{
+    const struct shape *shape = planner->shape;
+    for (size_t i = 0; i < shape->pristine_count; i++)
+        if (strcmp(shape->pristine[i], tree_name) == 0 && shape->pristine_layers < stack->count)
+            return shape->pristine_layers;
+    return stack->count;
 }
 
 static int add_layers(struct planner *planner, const struct stack *stack, uint32_t tree,
                       const char *tree_name, struct err *err)
 {
-    for (size_t i = stack->count; i-- > 0;)
+    for (size_t i = layers_of(planner, stack, tree_name); i-- > 0;)
         if (add_layer(planner, stack, i, tree, tree_name, err) < 0)
             return -1;
     return 0;
@@ -221,7 +217,7 @@ static int plan_host(struct planner *planner, const struct stack *stack, struct 
 {
     const struct stage *stage = &planner->keeper->stage;
     struct child_plan *plan = planner->plan;
-    if (add_lower(planner, stage->dir, "skel", false, "the host's root", err) < 0)
+    if (roots_add_lower(planner, stage->dir, "skel", false, "the host's root", err) < 0)
         return -1;
     plan->trees[0].lower_count = (uint8_t)planner->lowers->count;
     for (size_t i = 0; i < stage->tree_count; i++) {
@@ -235,7 +231,7 @@ static int plan_host(struct planner *planner, const struct stack *stack, struct 
         tree->bind = !tree->upper && planner->lowers->count == before;
         char path[32];
         snprintf(path, sizeof path, "/%s", tree->name);
-        if (add_lower(planner, AT_FDCWD, path, tree->bind, path, err) < 0)
+        if (roots_add_lower(planner, AT_FDCWD, path, tree->bind, path, err) < 0)
             return -1;
         tree->lower_count = (uint8_t)(planner->lowers->count - before);
     }
@@ -246,10 +242,14 @@ int roots_plan(struct keeper *keeper, const struct shape *shape, int userns,
                struct child_plan *plan, struct lowers *lowers,
                struct layer *used[KEEPER_LAYERS_MAX], size_t *used_count, struct err *err)
 {
-    struct planner planner = {keeper, shape, userns, plan, lowers};
+    struct planner planner = {keeper, shape, userns, plan, lowers, NULL};
     struct stack stack = {0};
+    OWN(mem) char *path = NULL;
     if (stack_build(keeper, shape, &stack, err) < 0)
         return -1;
+    if (!is_host(shape) && !(path = root_dir(keeper, shape->root, err)))
+        return -1;
+    planner.dir = path;
     for (size_t i = 0; i < stack.count; i++)
         if (stack.layers[i]) {
             layer_hold(stack.layers[i]);
@@ -257,16 +257,15 @@ int roots_plan(struct keeper *keeper, const struct shape *shape, int userns,
         }
     plan->tree_count = 1;
     plan->trees[0].upper = true;
-    if (add_layers(&planner, &stack, 0, "", err) < 0)
+    if (pristine_cover(&planner, &stack, err) < 0 || add_layers(&planner, &stack, 0, "", err) < 0)
         return -1;
-    if (is_host(shape))
-        return plan_host(&planner, &stack, err);
-    OWN(mem) char *path = root_dir(keeper, shape->root, err);
-    if (!path || add_lower(&planner, keeper->stage.dir, "graft", false, "the graft", err) < 0 ||
-        add_lower(&planner, AT_FDCWD, path, false, path, err) < 0)
+    if (!path)
+        return plan_host(&planner, &stack, err) < 0 ? -1 : pristine_trees(&planner, &stack, err);
+    if (roots_add_lower(&planner, keeper->stage.dir, "graft", false, "the graft", err) < 0 ||
+        roots_add_lower(&planner, AT_FDCWD, path, false, path, err) < 0)
         return -1;
     plan->trees[0].lower_count = (uint8_t)lowers->count;
-    return 0;
+    return pristine_trees(&planner, &stack, err);
 }
 
 /* --- the porter's arguments

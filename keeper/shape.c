@@ -24,6 +24,8 @@ void shape_free(struct shape *shape)
         return;
     for (size_t i = 0; i < shape->layer_count; i++)
         free(shape->layers[i]);
+    for (size_t i = 0; i < shape->pristine_count; i++)
+        free(shape->pristine[i]);
     free(shape->root);
     free(shape->hostname);
     free(shape);
@@ -37,6 +39,8 @@ struct shape *shape_copy(const struct shape *shape)
     copy->hostname = mem_dup(shape->hostname);
     for (size_t i = 0; i < shape->layer_count; i++)
         copy->layers[i] = mem_dup(shape->layers[i]);
+    for (size_t i = 0; i < shape->pristine_count; i++)
+        copy->pristine[i] = mem_dup(shape->pristine[i]);
     return copy;
 }
 
@@ -62,6 +66,40 @@ static int check_hostname(const char *name, struct err *err)
     return 0;
 }
 
+/* Single names below "/", nothing that leads anywhere else. */
+static int add_pristine(struct shape *shape, const char *name, struct err *err)
+{
+    size_t size = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    if (size == 0 || size > 15 || name[size])
+        return err_set(err, ERR_INPUT, "'%.80s' is not the name of a directory below /", name);
+    if (strcmp(name, "dev") == 0 || strcmp(name, "proc") == 0 || strcmp(name, "sys") == 0)
+        return err_set(err, ERR_INPUT, "'/%s' is made anew for each sandbox", name);
+    if (shape->pristine_count == KEEPER_PRISTINE_MAX)
+        return err_set(err, ERR_LIMIT, "more than %d pristine directories", KEEPER_PRISTINE_MAX);
+    for (size_t i = 0; i < shape->pristine_count; i++)
+        if (strcmp(shape->pristine[i], name) == 0)
+            return 0;
+    shape->pristine[shape->pristine_count++] = mem_dup(name);
+    return 0;
+}
+
+static int read_lists(struct shape *shape, struct str packet, struct err *err)
+{
+    size_t at = 0;
+    struct str key;
+    for (const char *value; keeper_field_next(packet, &at, &key, &value);) {
+        if (str_is(key, "pristine") && add_pristine(shape, value, err) < 0)
+            return -1;
+        if (!str_is(key, "layer"))
+            continue;
+        if (shape->layer_count == KEEPER_LAYERS_MAX)
+            return err_set(err, ERR_LIMIT, "a sandbox stands on at most %d layers",
+                           KEEPER_LAYERS_MAX);
+        shape->layers[shape->layer_count++] = mem_dup(value);
+    }
+    return 0;
+}
+
 struct shape *shape_read(struct str packet, struct err *err)
 {
     struct shape *shape = mem_zero(sizeof *shape);
@@ -82,19 +120,9 @@ struct shape *shape_read(struct str packet, struct err *err)
         shape->disk_bytes_max = DISK_DEFAULT;
     if (shape->pids_max == 0)
         shape->pids_max = PIDS_DEFAULT;
-    size_t at = 0;
-    struct str key;
-    for (const char *value; keeper_field_next(packet, &at, &key, &value);) {
-        if (!str_is(key, "layer"))
-            continue;
-        if (shape->layer_count == KEEPER_LAYERS_MAX) {
-            err_set(err, ERR_LIMIT, "a sandbox stands on at most %d layers", KEEPER_LAYERS_MAX);
-            shape_free(shape);
-            return NULL;
-        }
-        shape->layers[shape->layer_count++] = mem_dup(value);
-    }
-    if (read_isolation(packet, &shape->isolation, err) < 0 ||
+    shape->pristine_layers =
+        (uint32_t)keeper_field_number(packet, "pristine_layers", 0, KEEPER_LAYERS_MAX);
+    if (read_lists(shape, packet, err) < 0 || read_isolation(packet, &shape->isolation, err) < 0 ||
         check_hostname(shape->hostname, err) < 0) {
         shape_free(shape);
         return NULL;
@@ -104,7 +132,8 @@ struct shape *shape_read(struct str packet, struct err *err)
 
 bool shape_equal(const struct shape *a, const struct shape *b)
 {
-    if (a->layer_count != b->layer_count || a->memory_bytes_max != b->memory_bytes_max ||
+    if (a->layer_count != b->layer_count || a->pristine_count != b->pristine_count ||
+        a->pristine_layers != b->pristine_layers || a->memory_bytes_max != b->memory_bytes_max ||
         a->disk_bytes_max != b->disk_bytes_max || a->pids_max != b->pids_max ||
         a->cpu_millis != b->cpu_millis || a->isolation != b->isolation ||
         a->root_user != b->root_user || a->upper_on_disk != b->upper_on_disk ||
@@ -112,6 +141,9 @@ bool shape_equal(const struct shape *a, const struct shape *b)
         return false;
     for (size_t i = 0; i < a->layer_count; i++)
         if (strcmp(a->layers[i], b->layers[i]) != 0)
+            return false;
+    for (size_t i = 0; i < a->pristine_count; i++)
+        if (strcmp(a->pristine[i], b->pristine[i]) != 0)
             return false;
     return true;
 }

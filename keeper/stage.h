@@ -17,7 +17,7 @@ struct err;
 struct ids;
 
 #define STAGE "/dev"
-#define STAGE_LOWERS_MAX 40
+#define STAGE_LOWERS_MAX 96
 #define STAGE_TREES_MAX 8
 
 /* A directory of the host's root that sandboxes see: usr, and bin, lib, ... where they are not

@@ -17,7 +17,7 @@ ssize_t fd_read_all(int fd, void *data, size_t size);
 int fd_nonblocking(int fd, bool on);
 int fd_cloexec(int fd, bool on);
 /* One datagram or stream chunk with up to FD_PASS_MAX descriptors. */
-#define FD_PASS_MAX 32
+#define FD_PASS_MAX 96
 ssize_t fd_send(int socket, const void *data, size_t size, const int *fds, size_t fd_count);
 /* *fd_count: room in, received out. Received descriptors are close-on-exec. */
 ssize_t fd_receive(int socket, void *data, size_t size, int *fds, size_t *fd_count);

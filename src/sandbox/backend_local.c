@@ -494,6 +494,10 @@ static void add_spec(struct pending *pending, const struct sandbox_spec *spec)
     add_root(pending, spec->root);
     for (size_t i = 0; i < spec->layer_count; i++)
         keeper_add(packet, "layer", spec->layers[i]);
+    for (const char *const *name = spec->pristine; name && *name; name++)
+        keeper_add(packet, "pristine", *name);
+    if (spec->pristine)
+        keeper_add_number(packet, "pristine_layers", spec->pristine_layers);
     keeper_add_number(packet, "memory", spec->memory_bytes_max);
     keeper_add_number(packet, "disk", spec->disk_bytes_max);
     keeper_add_number(packet, "pids", spec->pids_max);

@@ -21,6 +21,7 @@
 #define KEEPER_PACKET_MAX 65536
 #define KEEPER_FIELDS_MAX 1024
 #define KEEPER_LAYERS_MAX 16
+#define KEEPER_PRISTINE_MAX 16
 #define KEEPER_INLET_PORT 13131
 
 /* Descriptors of a create or adopt answer, in this order. */

@@ -55,6 +55,11 @@ struct sandbox_spec {
     const char *const *layers; /* ids of snapshots, or absolute host directories, lowest first;
                                   mounted read-only below the upper layer */
     size_t layer_count;
+    /* Names below "/", NULL-terminated, that show only the `pristine_layers` lowest of the layers
+     * (those a snapshot stands on count): for a verifier that wants its programs untouched. NULL:
+     * none. Only where layers are. */
+    const char *const *pristine;
+    uint32_t pristine_layers;
     const char *layer_mounts_at; /* reserved for agent bundles; NULL */
     uint64_t memory_bytes_max;   /* 0: backend default */
     uint64_t disk_bytes_max;     /* upper layer; 0: backend default */

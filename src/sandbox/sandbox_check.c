@@ -60,6 +60,8 @@ int sandbox_spec_check(const struct slot *slot, const struct sandbox_spec *spec,
         if (sandbox_need(slot, spec->layers[i][0] == '/' ? SANDBOX_CAN_LAYERS : SANDBOX_CAN_FORK,
                          spec->layers[i][0] == '/' ? "a layer" : "a fork of a snapshot", err) < 0)
             return -1;
+    if (spec->pristine && sandbox_need(slot, SANDBOX_CAN_LAYERS, "pristine directories", err) < 0)
+        return -1;
     if (spec->isolation != SANDBOX_ISOLATION_FULL && slot->backend->class != &backend_local)
         return err_set(err, ERR_UNSUPPORTED, "backend '%s' has no isolation levels", slot->name);
     return 0;

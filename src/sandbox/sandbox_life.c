@@ -71,6 +71,13 @@ static void copy_spec(struct sandbox *sandbox, const struct sandbox_spec *spec)
     for (size_t i = 0; i < spec->layer_count; i++)
         layers[i] = keep(sandbox, spec->layers[i]);
     sandbox->spec.layers = layers;
+    size_t names = 0;
+    while (spec->pristine && spec->pristine[names])
+        names++;
+    const char **pristine = arena_alloc(&sandbox->arena, (names + 1) * sizeof *pristine);
+    for (size_t i = 0; i < names; i++)
+        pristine[i] = keep(sandbox, spec->pristine[i]);
+    sandbox->spec.pristine = names ? pristine : NULL;
 }
 
 static uint32_t create_ms_max(const struct sandboxes *sandboxes)

@@ -1,289 +1,361 @@
-/* read.c - task formats into one struct task.
+/* read.c - the keys of a task into one struct task; JSON and TOML files.
  *
  * Whatever the form (a directory with task.toml, a .toml file, JSON, JSONL), the keys are read by
- * read_keys() from one typed tree, so that every form has the same keys and the same errors with
- * line and column. A key nobody knows is an error; [metadata] and [solution] are free. Keys of the
- * Harbor format that say nothing here (author, allow_internet, ...) are known and passed over. */
+ * task_read_keys() from one typed tree, so that every form has the same keys and the same errors
+ * with line and column. In JSON and in TOML files of our own a key nobody knows is an error; the
+ * Harbor format is open, so there it is a warning by name. [metadata] is free. What a task asks for
+ * and cannot be had here (a GPU, Windows, side services) is refused by name, never passed over. */
 #include "task/task.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <string.h>
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "config/toml.h"
 #include "json/json.h"
 #include "task/internal.h"
 
-#define MS_MAX (7ll * 24 * 3600 * 1000)
-
-static const char *keep(struct task *task, const char *text)
+/* Attempts and pauses in one shell command: it ends with 0 when the check does. */
+static int read_healthcheck(struct task *task, struct toml_node *table, struct err *err)
 {
-    return text ? arena_text(&task->arena, str_of(text)) : NULL;
-}
-
-static const char *const *keep_list(struct task *task, const char *const *list, size_t count)
-{
-    const char **copy = arena_alloc(&task->arena, (count + 1) * sizeof *copy);
-    for (size_t i = 0; i < count; i++)
-        copy[i] = keep(task, list[i]);
-    return copy;
-}
-
-static int read_text(struct task *task, struct toml_node *table, const char *key, const char **out,
-                     struct err *err)
-{
-    const char *text = NULL;
-    int found = toml_text(table, key, &text, err);
-    if (found == 1)
-        *out = keep(task, text);
-    return found;
-}
-
-static int read_seconds(struct toml_node *table, const char *key, uint32_t *out_ms, struct err *err)
-{
-    double seconds = 0;
-    int found = toml_double(table, key, &seconds, err);
-    if (found != 1)
-        return found;
-    if (!(seconds > 0) || seconds * 1000 > (double)MS_MAX)
-        return toml_error(toml_get(table, key), err, "%s must be between 0 and 604800 seconds",
-                          key);
-    *out_ms = (uint32_t)(seconds * 1000);
-    return 1;
-}
-
-static int read_duration(struct toml_node *table, const char *key, uint32_t *out_ms,
-                         struct err *err)
-{
-    long long ms = 0;
-    int found = toml_duration_ms(table, key, 1, MS_MAX, &ms, err);
-    if (found == 1)
-        *out_ms = (uint32_t)ms;
-    return found;
-}
-
-static int read_megabytes(struct toml_node *table, const char *key, uint64_t *out, struct err *err)
-{
-    long long megabytes = 0;
-    int found = toml_int(table, key, 1, 1ll << 30, &megabytes, err);
-    if (found == 1)
-        *out = (uint64_t)megabytes << 20;
-    return found;
-}
-
-static int read_bytes(struct toml_node *table, const char *key, uint64_t *out, struct err *err)
-{
-    unsigned long long bytes = 0;
-    int found = toml_size(table, key, 1, 1ull << 50, &bytes, err);
-    if (found == 1)
-        *out = bytes;
-    return found;
-}
-
-/* "make", ["make", {run = "make test", user = "root", timeout = "60s"}] */
-static int read_commands(struct task *task, struct toml_node *table, const char *key,
-                         const struct task_command **out, size_t *count, struct err *err)
-{
-    struct toml_node *node = toml_get(table, key);
-    if (!node)
+    struct toml_node *check = NULL;
+    const char *command = NULL;
+    double interval = 30, timeout = 30, start_period = 0, start_interval = 5;
+    long long retries = 3;
+    if (toml_table(table, "healthcheck", &check, err) < 0)
+        return -1;
+    if (!check)
         return 0;
-    size_t room = node->type == TOML_ARRAY ? node->count : 1;
-    if (room > TASK_COMMANDS_MAX)
-        return toml_error(node, err, "more than %d commands", TASK_COMMANDS_MAX);
-    struct task_command *commands = arena_alloc(&task->arena, (room + 1) * sizeof *commands);
-    size_t used = 0;
-    for (struct toml_node *item = node->type == TOML_ARRAY ? node->first : node; item;
-         item = node->type == TOML_ARRAY ? item->next : NULL) {
-        struct task_command *command = &commands[used++];
-        if (item->type == TOML_STRING) {
-            command->shell = keep(task, item->text);
-        } else if (item->type == TOML_TABLE) {
-            const char *run = NULL;
-            if (toml_need_text(item, "run", &run, err) < 0 ||
-                read_text(task, item, "user", &command->user, err) < 0 ||
-                read_duration(item, "timeout", &command->timeout_ms, err) < 0)
-                return -1;
-            command->shell = keep(task, run);
-        } else {
-            return toml_error(item, err, "a command is a string or a table with 'run', not %s",
-                              toml_type_name(item->type));
-        }
-        if (!command->shell[0])
-            return toml_error(item, err, "an empty command");
-    }
-    *out = commands;
-    *count = used;
-    return 1;
+    if (toml_need_text(check, "command", &command, err) < 0 ||
+        toml_double(check, "interval_sec", &interval, err) < 0 ||
+        toml_double(check, "timeout_sec", &timeout, err) < 0 ||
+        toml_double(check, "start_period_sec", &start_period, err) < 0 ||
+        toml_double(check, "start_interval_sec", &start_interval, err) < 0 ||
+        toml_int(check, "retries", 1, 1000, &retries, err) < 0)
+        return -1;
+    if (!(interval >= 0) || !(timeout > 0) || !(start_period >= 0) || !(start_interval >= 0) ||
+        interval > 3600 || timeout > 3600 || start_period > 86400 || start_interval > 3600)
+        return toml_error(check, err, "a time of the health check is out of range");
+    long long early = start_interval > 0 ? (long long)(start_period / start_interval) : 0;
+    struct task_command *commands =
+        arena_alloc(task_arena(task), (task->setup_count + 2) * sizeof *commands);
+    if (task->setup_count)
+        memcpy(commands, task->setup, task->setup_count * sizeof *commands);
+    commands[task->setup_count].shell = arena_format(
+        task_arena(task),
+        "# the task's health check\n"
+        "check() {\n%s\n}\n"
+        "tries=0\n"
+        "until (check); do\n"
+        "  tries=$((tries + 1))\n"
+        "  if [ $tries -ge %lld ]; then echo 'the health check failed' >&2; exit 1; fi\n"
+        "  if [ $tries -le %lld ]; then sleep %g; else sleep %g; fi\n"
+        "done",
+        command, early + retries, early, start_interval, interval);
+    commands[task->setup_count].timeout_ms =
+        (uint32_t)((timeout + interval) * 1000 * (double)retries +
+                   (timeout + start_interval) * 1000 * (double)early);
+    task->setup = commands;
+    task->setup_count++;
+    return 0;
 }
 
-/* {"path": "text"} or [{path = , content = , mode = "0755"}] */
-static int read_files(struct task *task, struct toml_node *table, const char *key, struct err *err)
+static int refuse_devices(struct toml_node *table, struct err *err)
 {
-    struct toml_node *node = toml_get(table, key);
-    if (!node)
-        return 0;
-    if (node->type != TOML_TABLE && node->type != TOML_ARRAY)
-        return toml_error(node, err, "%s is a table of path and text, not %s", key,
-                          toml_type_name(node->type));
-    struct task_file *files = arena_alloc(&task->arena, (node->count + 1) * sizeof *files);
-    size_t used = 0;
-    TOML_EACH(item, node)
-    {
-        struct task_file *file = &files[used++];
-        file->mode = 0644;
-        if (node->type == TOML_TABLE) {
-            if (item->type != TOML_STRING)
-                return toml_error(item, err, "the content of a file is a string, not %s",
-                                  toml_type_name(item->type));
-            item->used = true;
-            file->path = keep(task, item->key);
-            file->content = arena_str(&task->arena, str_make(item->text, item->text_size));
-        } else {
-            if (item->type != TOML_TABLE)
-                return toml_error(item, err, "a file is a table with 'path' and 'content', not %s",
-                                  toml_type_name(item->type));
-            const char *path = NULL, *mode = NULL;
-            struct toml_node *content = toml_get(item, "content");
-            if (toml_need_text(item, "path", &path, err) < 0 ||
-                toml_text(item, "mode", &mode, err) < 0)
-                return -1;
-            if (!content || content->type != TOML_STRING)
-                return toml_error(content ? content : item, err,
-                                  "file '%s' needs a string 'content'", path);
-            if (mode) {
-                char *end;
-                unsigned long bits = strtoul(mode, &end, 8);
-                if (*end || !*mode || bits > 0777)
-                    return toml_error(toml_get(item, "mode"), err,
-                                      "mode is octal like \"0755\", not \"%s\"", mode);
-                file->mode = (uint32_t)bits;
-            }
-            file->path = keep(task, path);
-            file->content = arena_str(&task->arena, str_make(content->text, content->text_size));
-        }
-        if (!file->path[0])
-            return toml_error(item, err, "a file needs a path");
-    }
-    task->files = files;
-    task->file_count = used;
-    return 1;
-}
-
-static int read_env(struct task *task, struct toml_node *table, const char *key,
-                    const char *const **out, struct err *err)
-{
-    const char *const *list = NULL;
-    size_t count = 0;
-    int found = toml_environment(table, key, &list, &count, err);
-    if (found == 1)
-        *out = keep_list(task, list, count);
-    return found;
+    long long gpus = 0;
+    const char *os = NULL;
+    if (toml_int(table, "gpus", 0, 1000, &gpus, err) < 0 || toml_text(table, "os", &os, err) < 0)
+        return -1;
+    struct toml_node *tpu = table ? toml_get(table, "tpu") : NULL;
+    toml_use_all(table ? toml_get(table, "gpu_types") : NULL);
+    int wrong = 0;
+    if (gpus)
+        wrong = toml_error(toml_get(table, "gpus"), err,
+                           "the task wants %lld GPUs; sandboxes here have none", gpus);
+    else if (os && strcmp(os, "linux") != 0)
+        wrong =
+            toml_error(toml_get(table, "os"), err,
+                       "the task wants the operating system '%s'; sandboxes here are Linux", os);
+    else if (tpu && !(tpu->type == TOML_BOOLEAN && !tpu->truth))
+        wrong = toml_error(tpu, err, "the task wants a TPU; sandboxes here have none");
+    if (wrong && err)
+        err->kind = ERR_UNSUPPORTED;
+    return wrong;
 }
 
 static int read_environment(struct task *task, struct toml_node *root, struct err *err)
 {
     struct toml_node *table = NULL;
+    long long pids = 0;
     if (toml_table(root, "environment", &table, err) < 0)
         return -1;
-    double cpus = 0;
-    const char *image = NULL;
-    if (read_text(task, table, "workdir", &task->workdir, err) < 0 ||
-        read_text(task, table, "image", &task->root_image, err) < 0 ||
-        toml_text(table, "docker_image", &image, err) < 0 ||
+    if (task_read_text(task, table, "workdir", &task->workdir, err) < 0 ||
+        task_read_image(task, table, &task->root_image, &task->image, err) < 0 ||
         toml_bool(table, "root", &task->root, err) < 0 ||
-        toml_double(table, "cpus", &cpus, err) < 0 ||
-        read_megabytes(table, "memory_mb", &task->memory_bytes_max, err) < 0 ||
-        read_bytes(table, "memory", &task->memory_bytes_max, err) < 0 ||
-        read_megabytes(table, "storage_mb", &task->disk_bytes_max, err) < 0 ||
-        read_bytes(table, "storage", &task->disk_bytes_max, err) < 0 ||
-        read_env(task, table, "env", &task->env, err) < 0)
+        task_read_cpus(table, "cpus", &task->cpu_millis, err) < 0 ||
+        task_read_megabytes(table, "memory_mb", &task->memory_bytes_max, err) < 0 ||
+        task_read_bytes(table, "memory", &task->memory_bytes_max, err) < 0 ||
+        task_read_megabytes(table, "storage_mb", &task->disk_bytes_max, err) < 0 ||
+        task_read_bytes(table, "storage", &task->disk_bytes_max, err) < 0 ||
+        toml_int(table, "pids", 1, 1 << 22, &pids, err) < 0 ||
+        task_read_env(task, table, "env", &task->env, err) < 0 ||
+        task_read_network(task, table, &task->network, &task->hosts, err) < 0 ||
+        read_healthcheck(task, table, err) < 0 || refuse_devices(table, err) < 0)
         return -1;
-    long long pids = 0;
-    if (toml_int(table, "pids", 1, 1 << 22, &pids, err) < 0)
-        return -1;
-    task->pids_max = (uint32_t)pids;
-    if (cpus < 0 || cpus > 4096)
-        return toml_error(toml_get(table, "cpus"), err, "cpus must be between 0 and 4096");
-    task->cpu_millis = (uint32_t)(cpus * 1000);
-    if (image && !task->root_image)
-        task->root_image = arena_format(&task->arena, "image:%s", image);
-    static const char *const passed_over[] = {"build_timeout_sec", "allow_internet", "gpus",
-                                              "gpu_types",         "mcp_servers",    "skills_dir"};
-    for (size_t i = 0; i < COUNT(passed_over); i++)
-        toml_use_all(table ? toml_get(table, passed_over[i]) : NULL);
+    if (pids)
+        task->pids_max = (uint32_t)pids;
+    /* Known, and not given to the agent: said once. */
+    static const char *const left_out[] = {"mcp_servers", "skills_dir"};
+    for (size_t i = 0; table && i < COUNT(left_out); i++) {
+        struct toml_node *node = toml_get(table, left_out[i]);
+        if (!node)
+            continue;
+        toml_use_all(node);
+        char text[120];
+        snprintf(text, sizeof text, "%s:%u: '%s' is not handed to the agent", table->toml->name,
+                 node->key_line, left_out[i]);
+        task_warn(task, text);
+    }
     return 0;
 }
 
-static int read_verifier(struct task *task, struct toml_node *root, struct err *err)
+int task_read_agent(struct task *task, struct toml_node *root, struct err *err)
 {
-    struct toml_node *table = NULL;
+    struct toml_node *agent = NULL;
+    enum task_network network = TASK_NETWORK_UNSAID;
+    if (toml_table(root, "agent", &agent, err) < 0 ||
+        task_read_seconds(agent, "timeout_sec", &task->agent_ms_max, err) < 0 ||
+        task_read_text(task, agent, "user", &task->agent_user, err) < 0 ||
+        task_read_env(task, agent, "env", &task->agent_env, err) < 0 ||
+        task_read_network(task, agent, &network, &task->hosts, err) < 0)
+        return -1;
+    if (network != TASK_NETWORK_UNSAID)
+        task->network = network;
+    if (task->agent_user && strcmp(task->agent_user, "root") == 0)
+        task->root = true;
+    return 0;
+}
+
+static int read_collect(struct task *task, struct toml_node *table, struct err *err)
+{
+    struct toml_node *list = table ? toml_get(table, "collect") : NULL;
+    TOML_EACH(item, list && list->type == TOML_ARRAY ? list : NULL)
+    {
+        const char *service = NULL;
+        if (item->type == TOML_TABLE && toml_text(item, "service", &service, err) < 0)
+            return -1;
+        if (service && strcmp(service, "main") != 0) {
+            toml_error(item, err, "there is no service '%s': side services are not supported",
+                       service);
+            if (err)
+                err->kind = ERR_UNSUPPORTED;
+            return -1;
+        }
+    }
+    return task_read_commands(task, table, "collect", &task->collect, &task->collect_count, err);
+}
+
+int task_read_verifier(struct task *task, struct toml_node *root, struct err *err)
+{
+    static const char *const modes[] = {"shared", "separate", NULL};
+    struct toml_node *table = NULL, *place = NULL;
+    int mode = 0;
+    const char *const *hosts = NULL;
     if (toml_table(root, "verifier", &table, err) < 0)
         return -1;
-    if (read_seconds(table, "timeout_sec", &task->verify_ms_max, err) < 0 ||
-        read_duration(table, "timeout", &task->verify_ms_max, err) < 0 ||
-        read_text(task, table, "user", &task->verify_user, err) < 0 ||
+    if (task_read_seconds(table, "timeout_sec", &task->verify_ms_max, err) < 0 ||
+        task_read_duration(table, "timeout", &task->verify_ms_max, err) < 0 ||
+        task_read_text(task, table, "user", &task->verify_user, err) < 0 ||
         toml_bool(table, "fresh", &task->fresh_verify, err) < 0 ||
-        read_env(task, table, "env", &task->verify_env, err) < 0 ||
-        read_commands(task, table, "commands", &task->verify, &task->verify_count, err) < 0)
+        task_read_list(task, table, "carry", &task->carry, err) < 0 ||
+        task_read_env(task, table, "env", &task->verify_env, err) < 0 ||
+        task_read_network(task, table, &task->verify_network, &hosts, err) < 0 ||
+        task_read_commands(task, table, "commands", &task->verify, &task->verify_count, err) < 0 ||
+        read_collect(task, table, err) < 0 || toml_table(table, "environment", &place, err) < 0)
         return -1;
+    int said = toml_choice(table, "environment_mode", modes, &mode, err);
+    if (said < 0 ||
+        task_read_image(task, place, &task->verify_root_image, &task->verify_image, err) < 0 ||
+        task_read_env(task, place, "env", &task->verify_env, err) < 0 ||
+        task_read_network(task, place, &task->verify_network, &hosts, err) < 0)
+        return -1;
+    if (said == 1)
+        task->separate_verify = mode == 1;
+    else if (place)
+        task->separate_verify = true;
+    for (const char *const *path = task->carry; path && *path; path++)
+        if ((*path)[0] != '/')
+            return toml_error(toml_get(table, "carry"), err, "'%s' in carry is not absolute",
+                              *path);
+    /* What the box is made of is the task's; of its size the verifier's own wish is not asked. */
+    static const char *const sizes[] = {"cpus",    "memory_mb", "memory",  "storage_mb",
+                                        "storage", "os",        "workdir", "gpus"};
+    for (size_t i = 0; place && i < COUNT(sizes); i++)
+        toml_use_all(toml_get(place, sizes[i]));
     return 0;
 }
 
-static int read_keys(struct task *task, struct toml *toml, struct err *err)
+/* Paths, or tables with `source` and more that only side services need. */
+static int read_artifacts(struct task *task, struct toml_node *root, struct err *err)
 {
-    struct toml_node *root = toml->root;
-    struct toml_node *agent = NULL;
-    long long turns = 0;
-    const char *const *artifacts = NULL;
-    size_t artifact_count = 0;
+    struct toml_node *node = toml_get(root, "artifacts");
+    if (!node || node->type == TOML_STRING)
+        return task_read_list(task, root, "artifacts", &task->artifacts, err);
+    if (node->type != TOML_ARRAY)
+        return toml_error(node, err, "artifacts is a list of paths, not %s",
+                          toml_type_name(node->type));
+    const char **paths = arena_alloc(task_arena(task), (node->count + 1) * sizeof *paths);
+    size_t used = 0;
+    TOML_EACH(item, node)
+    {
+        const char *path = item->type == TOML_STRING ? item->text : NULL;
+        const char *service = NULL;
+        if (item->type == TOML_TABLE && (toml_need_text(item, "source", &path, err) < 0 ||
+                                         toml_text(item, "service", &service, err) < 0))
+            return -1;
+        if (!path || !path[0])
+            return toml_error(item, err, "an artifact is a path or a table with 'source'");
+        if (service && strcmp(service, "main") != 0) {
+            toml_error(item, err, "there is no service '%s': side services are not supported",
+                       service);
+            if (err)
+                err->kind = ERR_UNSUPPORTED;
+            return -1;
+        }
+        item->used = true;
+        if (item->type == TOML_TABLE) {
+            (void)toml_get(item, "destination"); /* kept by its source's name */
+            toml_use_all(toml_get(item, "exclude"));
+        }
+        paths[used++] = task_keep(task, path);
+    }
+    task->artifacts = paths;
+    return 1;
+}
 
-    if (read_text(task, root, "id", &task->name, err) < 0 ||
-        read_text(task, root, "name", &task->name, err) < 0 ||
-        read_text(task, root, "instruction", &task->instruction, err) < 0 ||
-        read_text(task, root, "system", &task->system, err) < 0 ||
-        read_text(task, root, "workdir", &task->workdir, err) < 0 ||
-        read_text(task, root, "image", &task->root_image, err) < 0 ||
-        toml_bool(root, "root", &task->root, err) < 0 ||
-        read_duration(root, "timeout", &task->agent_ms_max, err) < 0 ||
+static int read_limits(struct task *task, struct toml_node *root, struct err *err)
+{
+    struct toml_node *table = NULL;
+    long long turns = 0, pids = 0;
+    if (toml_table(root, "limits", &table, err) < 0 ||
         toml_int(root, "turns_max", 1, 1 << 20, &turns, err) < 0 ||
-        read_files(task, root, "upload_files", err) < 0 ||
-        read_files(task, root, "files", err) < 0 ||
-        read_commands(task, root, "setup_shell", &task->setup, &task->setup_count, err) < 0 ||
-        read_commands(task, root, "setup", &task->setup, &task->setup_count, err) < 0 ||
-        read_duration(root, "setup_timeout", &task->setup_ms_max, err) < 0 ||
-        read_commands(task, root, "verify", &task->verify, &task->verify_count, err) < 0 ||
-        toml_texts(root, "artifacts", &artifacts, &artifact_count, err) < 0)
+        toml_int(table, "turns", 1, 1 << 20, &turns, err) < 0 ||
+        toml_int(table, "pids", 1, 1 << 22, &pids, err) < 0 ||
+        task_read_bytes(table, "memory", &task->memory_bytes_max, err) < 0 ||
+        task_read_bytes(table, "disk", &task->disk_bytes_max, err) < 0 ||
+        task_read_cpus(table, "cpus", &task->cpu_millis, err) < 0 ||
+        task_read_duration(table, "timeout", &task->agent_ms_max, err) < 0 ||
+        task_read_duration(table, "setup_timeout", &task->setup_ms_max, err) < 0 ||
+        task_read_duration(table, "verify_timeout", &task->verify_ms_max, err) < 0)
         return -1;
-    if (artifacts)
-        task->artifacts = keep_list(task, artifacts, artifact_count);
     task->turns_max = (uint32_t)turns;
-    if (toml_table(root, "agent", &agent, err) < 0 ||
-        read_seconds(agent, "timeout_sec", &task->agent_ms_max, err) < 0)
+    task->pids_max = (uint32_t)pids;
+    return 0;
+}
+
+static int read_about(struct task *task, struct toml_node *root, struct err *err)
+{
+    struct toml_node *about = NULL;
+    const char *name = NULL;
+    /* A name of our own first; [task] is Harbor's. */
+    struct toml_node *node = toml_get(root, "task");
+    if (node && node->type == TOML_TABLE) {
+        if (toml_table(root, "task", &about, err) < 0 || toml_text(about, "name", &name, err) < 0 ||
+            task_read_text(task, about, "description", &task->description, err) < 0)
+            return -1;
+        static const char *const free_keys[] = {"authors", "keywords", "version", "license"};
+        for (size_t i = 0; i < COUNT(free_keys); i++)
+            toml_use_all(toml_get(about, free_keys[i]));
+    }
+    if (task_read_text(task, root, "id", &task->name, err) < 0 ||
+        task_read_text(task, root, "name", &task->name, err) < 0 ||
+        task_read_text(task, root, "description", &task->description, err) < 0)
         return -1;
-    if (read_environment(task, root, err) < 0 || read_env(task, root, "env", &task->env, err) < 0 ||
-        read_verifier(task, root, err) < 0 || task_read_tools(task, root, err) < 0)
+    if (!task->name && name)
+        task->name = task_keep(task, name);
+    return 0;
+}
+
+int task_read_keys(struct task *task, struct toml *toml, struct err *err)
+{
+    struct toml_node *root = toml->root, *solution = NULL;
+    if (read_about(task, root, err) < 0 ||
+        task_read_text(task, root, "instruction", &task->instruction, err) < 0 ||
+        task_read_text(task, root, "system", &task->system, err) < 0 ||
+        task_read_text(task, root, "workdir", &task->workdir, err) < 0 ||
+        task_read_image(task, root, &task->root_image, &task->image, err) < 0 ||
+        toml_bool(root, "root", &task->root, err) < 0 ||
+        task_read_duration(root, "timeout", &task->agent_ms_max, err) < 0 ||
+        task_read_files(task, root, "upload_files", err) < 0 ||
+        task_read_files(task, root, "files", err) < 0 ||
+        task_read_commands(task, root, "setup_shell", &task->setup, &task->setup_count, err) < 0 ||
+        task_read_commands(task, root, "setup", &task->setup, &task->setup_count, err) < 0 ||
+        task_read_commands(task, root, "post_setup", &task->setup, &task->setup_count, err) < 0 ||
+        task_read_duration(root, "setup_timeout", &task->setup_ms_max, err) < 0 ||
+        task_read_commands(task, root, "verify", &task->verify, &task->verify_count, err) < 0 ||
+        read_artifacts(task, root, err) < 0 || read_limits(task, root, err) < 0 ||
+        read_environment(task, root, err) < 0 || task_read_agent(task, root, err) < 0 ||
+        task_read_env(task, root, "env", &task->env, err) < 0 ||
+        task_read_verifier(task, root, err) < 0 || task_read_tools(task, root, err) < 0 ||
+        toml_table(root, "solution", &solution, err) < 0)
         return -1;
+    if (task_read_env(task, solution, "env", &task->solution_env, err) < 0)
+        return -1;
+    toml_use_all(solution);
 
     struct toml_node *metadata = toml_get(root, "metadata");
     if (metadata) {
         OWN(buf) struct buf text = {0};
         struct json_writer writer = {.out = &text};
         toml_write_json(metadata, &writer);
-        task->metadata = arena_str(&task->arena, buf_str(&text));
+        task->metadata = arena_str(task_arena(task), buf_str(&text));
         toml_use_all(metadata);
     }
-    static const char *const passed_over[] = {"version", "schema_version", "solution", "source"};
+    static const char *const passed_over[] = {"version", "schema_version", "source"};
     for (size_t i = 0; i < COUNT(passed_over); i++)
         toml_use_all(toml_get(root, passed_over[i]));
-    return toml_check_unused(toml, err);
+    return 0;
+}
+
+void task_warn(struct task *task, const char *text)
+{
+    size_t count = 0;
+    task = task->parent ? task->parent : task;
+    while (task->warnings && task->warnings[count])
+        count++;
+    if (count == TASK_WARNINGS_MAX)
+        return;
+    const char **list = arena_alloc(task_arena(task), (count + 2) * sizeof *list);
+    for (size_t i = 0; i < count; i++)
+        list[i] = task->warnings[i];
+    list[count] = task_keep(task, text);
+    task->warnings = list;
+}
+
+static void warn_below(struct task *task, struct toml_node *table)
+{
+    TOML_EACH(item, table)
+    {
+        if (table->type == TOML_TABLE && !item->used) {
+            char text[300];
+            snprintf(text, sizeof text, "%s:%u:%u: the key '%.80s' is not known and has no effect",
+                     item->toml->name, item->key_line, item->key_column, item->key);
+            task_warn(task, text);
+            toml_use_all(item);
+        } else if (item->type == TOML_TABLE || item->type == TOML_ARRAY) {
+            warn_below(task, item);
+        }
+    }
+}
+
+void task_warn_unused(struct task *task, struct toml *toml)
+{
+    warn_below(task, toml->root);
 }
 
 /* What must hold whatever the form was. */
-static int check(struct task *task, const char *where, struct err *err)
+int task_check(struct task *task, const char *where, struct err *err)
 {
     if (!task->instruction || !str_trim(str_of(task->instruction)).size)
         return err_set(err, ERR_INPUT, "%s: the task has no instruction", where);
@@ -297,7 +369,7 @@ static int check(struct task *task, const char *where, struct err *err)
     return 0;
 }
 
-static struct task *finish(struct task *task, int result)
+struct task *task_finish(struct task *task, int result)
 {
     if (result == 0)
         return task;
@@ -317,215 +389,37 @@ struct task *task_from_json(struct str json, const char *where, struct err *err)
     }
     struct task *task = task_new();
     if (json_type(json_root(&doc)) == JSON_STRING) {
-        struct str words = json_str(json_root(&doc), &task->arena);
-        task->instruction = arena_text(&task->arena, words);
+        struct str words = json_str(json_root(&doc), task_arena(task));
+        task->instruction = arena_text(task_arena(task), words);
     } else if (json_type(json_root(&doc)) != JSON_OBJECT) {
         err_set(err, ERR_INPUT, "%s: a task is a JSON object or a string", where);
-        return finish(task, -1);
+        return task_finish(task, -1);
     } else if (toml_from_json(&toml, where, json_root(&doc), err) < 0 ||
-               read_keys(task, &toml, err) < 0) {
-        return finish(task, -1);
+               task_read_keys(task, &toml, err) < 0 || toml_check_unused(&toml, err) < 0) {
+        return task_finish(task, -1);
     }
-    task->source = keep(task, where);
+    task->source = task_keep(task, where);
     if (!task->name)
         task->name = "inline";
-    return finish(task, check(task, where, err));
+    return task_finish(task, task_check(task, where, err));
 }
 
-static struct task *from_toml(const char *path, struct err *err)
+struct task *task_from_toml(const char *path, struct err *err)
 {
     OWN(toml) struct toml toml = {0};
     if (toml_read_file(&toml, path, err) < 0)
         return NULL;
     struct task *task = task_new();
-    task->source = keep(task, path);
-    if (read_keys(task, &toml, err) < 0)
-        return finish(task, -1);
+    task->source = task_keep(task, path);
+    task->host_env = true;
+    if (task_read_keys(task, &toml, err) < 0 || toml_check_unused(&toml, err) < 0)
+        return task_finish(task, -1);
     if (!task->name) {
         const char *slash = strrchr(path, '/');
         struct str base = str_of(slash ? slash + 1 : path);
         if (str_ends(base, STR(".toml")))
             base.size -= 5;
-        task->name = arena_text(&task->arena, base);
+        task->name = arena_text(task_arena(task), base);
     }
-    return finish(task, check(task, path, err));
-}
-
-static bool has_entry(const char *dir, const char *name, mode_t kind)
-{
-    OWN(mem) char *path = mem_format("%s/%s", dir, name);
-    struct stat info;
-    return stat(path, &info) == 0 && (info.st_mode & S_IFMT) == kind;
-}
-
-static int fill_from_dir(struct task *task, const char *dir, struct err *err)
-{
-    OWN(mem) char *toml_path = mem_format("%s/task.toml", dir);
-    OWN(mem) char *words_path = mem_format("%s/instruction.md", dir);
-    OWN(toml) struct toml toml = {0};
-    if (!file_exists(toml_path))
-        return err_set(err, ERR_INPUT, "'%s' is not a task: it has no task.toml", dir);
-    if (toml_read_file(&toml, toml_path, err) < 0 || read_keys(task, &toml, err) < 0)
-        return -1;
-    if (file_exists(words_path)) {
-        OWN(buf) struct buf words = {0};
-        if (file_read(words_path, TASK_INSTRUCTION_MAX, &words, err) < 0)
-            return -1;
-        if (memchr(words.data, 0, words.size))
-            return err_set(err, ERR_INPUT, "%s: the instruction holds a NUL byte", words_path);
-        task->instruction = arena_text(&task->arena, buf_str(&words));
-    }
-    if (!task->name) {
-        const char *slash = strrchr(dir, '/');
-        task->name = keep(task, slash ? slash + 1 : dir);
-    }
-    if (has_entry(dir, "environment", S_IFDIR)) {
-        const char *place = arena_format(&task->arena, "%s/environment", dir);
-        if (!has_entry(place, "Dockerfile", S_IFREG))
-            task->environment_dir = place;
-        else if (!task->root_image)
-            return err_set(err, ERR_UNSUPPORTED,
-                           "%s: this task wants an image built from environment/Dockerfile, which "
-                           "is not possible yet; name an image in [environment]",
-                           dir);
-    }
-    if (has_entry(dir, "tools", S_IFDIR))
-        task->tools_dir = arena_format(&task->arena, "%s/tools", dir);
-    if (has_entry(dir, "tests", S_IFDIR)) {
-        const char *place = arena_format(&task->arena, "%s/tests", dir);
-        task->tests_dir = place;
-        if (has_entry(place, "test.sh", S_IFREG))
-            task->test_script = "test.sh";
-        else if (!task->verify_count)
-            return err_set(err, ERR_INPUT,
-                           "%s: tests/ has no test.sh and there are no verify commands", dir);
-    }
-    return check(task, toml_path, err);
-}
-
-static struct task *from_dir(const char *dir, struct err *err)
-{
-    OWN(mem) char *real = realpath(dir, NULL);
-    if (!real) {
-        err_errno(err, "task '%s'", dir);
-        return NULL;
-    }
-    struct task *task = task_new();
-    task->source = keep(task, real);
-    return finish(task, fill_from_dir(task, real, err));
-}
-
-/* ---------------------------------------------------------------- lists */
-struct list_of_tasks {
-    struct task **tasks;
-    size_t count, room;
-};
-
-static void list_add(struct list_of_tasks *list, struct task *task)
-{
-    if (list->count == list->room) {
-        list->room = list->room ? list->room * 2 : 8;
-        list->tasks = mem_grow(list->tasks, list->room * sizeof *list->tasks);
-    }
-    list->tasks[list->count++] = task;
-}
-
-static int read_lines(struct list_of_tasks *list, struct str text, const char *name,
-                      struct err *err)
-{
-    size_t number = 0;
-    for (struct str rest = text; rest.data;) {
-        struct str line = str_trim(str_cut(&rest, '\n'));
-        number++;
-        if (!line.size)
-            continue;
-        OWN(mem) char *where = mem_format("%s:%zu", name, number);
-        struct task *task = task_from_json(line, where, err);
-        if (!task)
-            return -1;
-        if (strcmp(task->name, "inline") == 0)
-            task->name = arena_format(&task->arena, "line-%zu", number);
-        list_add(list, task);
-    }
-    return 0;
-}
-
-/* One JSON value over many lines, or one per line: the first line decides. */
-static int read_json(struct list_of_tasks *list, struct str text, const char *name, bool lines,
-                     struct err *err)
-{
-    struct str rest = str_trim(text);
-    if (!lines) {
-        OWN(json_doc) struct json_doc doc = {0};
-        struct str probe = rest;
-        struct str first = str_trim(str_cut(&probe, '\n'));
-        lines = probe.data && first.size && json_read(&doc, first, NULL, NULL) == 0;
-    }
-    if (lines)
-        return read_lines(list, text, name, err);
-    struct task *task = task_from_json(rest, name, err);
-    if (!task)
-        return -1;
-    list_add(list, task);
-    return 0;
-}
-
-static int read_stdin(struct buf *out, struct err *err)
-{
-    for (;;) {
-        ssize_t got = read(STDIN_FILENO, buf_reserve(out, 65536), 65536);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return err_errno(err, "reading the task from standard input");
-        if (got == 0)
-            return 0;
-        buf_added(out, (size_t)got);
-        if (out->size > TASK_BYTES_MAX)
-            return err_set(err, ERR_LIMIT, "more than %u bytes of tasks on standard input",
-                           TASK_BYTES_MAX);
-    }
-}
-
-static int load(const char *what, struct list_of_tasks *list, struct err *err)
-{
-    OWN(buf) struct buf text = {0};
-    if (strcmp(what, "-") == 0) {
-        if (read_stdin(&text, err) < 0)
-            return -1;
-        return read_json(list, buf_str(&text), "standard input", false, err);
-    }
-    if (what[0] == '{')
-        return read_json(list, str_of(what), "inline task", false, err);
-
-    struct stat info;
-    if (stat(what, &info) < 0)
-        return err_errno(err, "task '%s'", what);
-    struct task *task = NULL;
-    if (S_ISDIR(info.st_mode)) {
-        task = from_dir(what, err);
-    } else if (str_ends(str_of(what), STR(".toml"))) {
-        task = from_toml(what, err);
-    } else {
-        if (file_read(what, TASK_BYTES_MAX, &text, err) < 0)
-            return -1;
-        return read_json(list, buf_str(&text), what, str_ends(str_of(what), STR(".jsonl")), err);
-    }
-    if (!task)
-        return -1;
-    list_add(list, task);
-    return 0;
-}
-
-int task_load(const char *what, struct task ***tasks, size_t *count, struct err *err)
-{
-    struct list_of_tasks list = {0};
-    if (load(what, &list, err) < 0 ||
-        (!list.count && err_set(err, ERR_INPUT, "'%s' holds no task", what) < 0)) {
-        task_list_free(list.tasks, list.count);
-        return -1;
-    }
-    *tasks = list.tasks;
-    *count = list.count;
-    return 0;
+    return task_finish(task, task_check(task, path, err));
 }

@@ -1,19 +1,18 @@
-/* work.c - the three things done with a task inside a sandbox, as one small machine.
+/* work.c - what is done with a task inside a sandbox, as one small machine.
  *
- *     prepare:  put environment/ -> put each file
- *     setup:    command -> command -> ...            the first failure ends it
- *     verify:   clear /logs and /tests -> make /logs/verifier -> put tests -> look at the working
- *               directory -> test script and verify commands, all of them -> reward.txt ->
- * reward.json
+ *     prepare:   put environment/ -> put each file
+ *     setup:     command -> command -> ...            the first failure ends it
+ *     collect:   command -> command -> ...            all of them
+ *     solution:  put solution/
+ *     verify:    see verify.c
  *
- * Each step starts one asynchronous thing; its callback notes what it learned and calls step()
- * again. The verifier trusts nothing the agent could have left: it gets an environment of its own,
- * files that arrive only now, and a reward file that did not exist before. */
+ * Each step starts one asynchronous thing; its callback notes what it learned and goes on. */
 #include "task/task.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -22,61 +21,10 @@
 #include "sandbox/sandbox.h"
 #include "task/internal.h"
 
-enum work_step {
-    WORK_PUT_ENVIRONMENT,
-    WORK_PUT_FILES,
-    WORK_CLEAR_LOGS,
-    WORK_CLEAR_TESTS,
-    WORK_MAKE_LOGS,
-    WORK_PUT_TESTS,
-    WORK_LOOK,
-    WORK_COMMANDS,
-    WORK_REWARD_TEXT,
-    WORK_REWARD_JSON,
-    WORK_DONE,
-};
-enum work_kind { WORK_PREPARE, WORK_SETUP, WORK_VERIFY };
-
-struct task_work {
-    enum work_kind kind;
-    enum work_step step;
-    struct task *task;
-    struct sandbox *sandbox;
-    struct sandbox_job *job;
-    size_t at; /* file or command */
-    struct task_command *list;
-    size_t list_count;
-    bool script_first; /* list[0] is the test script */
-    struct trace_command *done;
-    size_t done_count;
-    struct buf output; /* of the running command: its tail */
-    bool output_cut;
-    struct buf log;
-    uint64_t deadline_ms; /* monotonic */
-    const char *user, *cwd;
-    const char **env;
-    char empty_dir[64]; /* a host directory with nothing in it */
-    struct arena arena;
-    struct err err;
-    struct task_verdict verdict;
-    void (*on_prepared)(void *, const struct err *);
-    void (*on_setup)(void *, const struct trace_command *, size_t, const struct err *);
-    void (*on_verdict)(void *, const struct task_verdict *);
-    void *context;
-};
-
 static void step(struct task_work *work);
 
-static const char *const verifier_env[] = {
-    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG=C.UTF-8",
-    "TERM=dumb",
-    "PYTHONDONTWRITEBYTECODE=1",
-    "PYTHONNOUSERSITE=1",
-};
-
-static struct task_work *work_new(enum work_kind kind, struct task *task, struct sandbox *sandbox,
-                                  uint32_t ms_max, void *context)
+struct task_work *work_new(enum work_kind kind, struct task *task, struct sandbox *sandbox,
+                           uint32_t ms_max, void *context)
 {
     struct task_work *work = mem_zero(sizeof *work);
     work->kind = kind;
@@ -84,7 +32,7 @@ static struct task_work *work_new(enum work_kind kind, struct task *task, struct
     work->sandbox = sandbox;
     work->context = context;
     work->cwd = task->workdir;
-    work->user = task->root ? "root" : NULL;
+    work->user = task->agent_user ? task->agent_user : task->root ? "root" : NULL;
     work->deadline_ms = clock_mono_ms() + (ms_max ? ms_max : 600000);
     return work;
 }
@@ -104,7 +52,7 @@ void task_work_close(struct task_work *work)
     free(work);
 }
 
-static void finish(struct task_work *work)
+void work_finish(struct task_work *work)
 {
     work->step = WORK_DONE;
     if (work->empty_dir[0]) {
@@ -113,12 +61,15 @@ static void finish(struct task_work *work)
     }
     switch (work->kind) {
     case WORK_PREPARE:
-        work->on_prepared(work->context, &work->err);
+    case WORK_SOLUTION:
+        work->on_done(work->context, &work->err);
         return;
     case WORK_SETUP:
-        work->on_setup(work->context, work->done, work->done_count, &work->err);
+    case WORK_COLLECT:
+        work->on_commands(work->context, work->done, work->done_count, &work->err);
         return;
     case WORK_VERIFY:
+        task_secrets_hide(work->secrets, &work->log);
         work->verdict.err = work->err;
         work->verdict.commands = work->done;
         work->verdict.count = work->done_count;
@@ -131,23 +82,25 @@ static void finish(struct task_work *work)
     }
 }
 
-static void go(struct task_work *work, enum work_step next)
+void work_fail(struct task_work *work, const struct err *err)
+{
+    err_copy(&work->err, err);
+    work_finish(work);
+}
+
+void work_go(struct task_work *work, enum work_step next)
 {
     work->step = next;
     step(work);
 }
 
-/* Most steps: one file operation whose failure ends the work. `step` holds the step that follows.
- */
-static void on_file_done(void *context, const struct err *err)
+void work_on_file_done(void *context, const struct err *err)
 {
     struct task_work *work = context;
-    if (err && err->kind != ERR_NONE) {
-        err_copy(&work->err, err);
-        finish(work);
-        return;
-    }
-    step(work);
+    if (err && err->kind != ERR_NONE)
+        work_fail(work, err);
+    else
+        step(work);
 }
 
 static const char *empty_dir(struct task_work *work)
@@ -162,12 +115,12 @@ static const char *empty_dir(struct task_work *work)
     return NULL;
 }
 
-static void put_empty(struct task_work *work, const char *path, const char *user)
+void work_put_empty(struct task_work *work, const char *path, const char *user)
 {
     const char *dir = work->empty_dir[0] ? work->empty_dir : empty_dir(work);
     if (!dir)
         dir = "/nonexistent"; /* the operation reports it */
-    sandbox_put_tree(work->sandbox, dir, path, user, on_file_done, work);
+    sandbox_put_tree(work->sandbox, dir, path, user, work_on_file_done, work);
 }
 
 static void put_file(struct task_work *work, const struct task_file *file)
@@ -175,7 +128,8 @@ static void put_file(struct task_work *work, const struct task_file *file)
     const char *path = file->path;
     if (path[0] != '/')
         path = arena_format(&work->arena, "%s/%s", work->task->workdir, path);
-    sandbox_put(work->sandbox, path, file->content, file->mode, work->user, on_file_done, work);
+    sandbox_put(work->sandbox, path, file->content, file->mode, work->user, work_on_file_done,
+                work);
 }
 
 /* ---------------------------------------------------------------- commands */
@@ -195,6 +149,7 @@ static void on_output(void *context, int stream, struct str data)
 static void note_command(struct task_work *work, const struct sandbox_exit *exit)
 {
     struct trace_command *row = &work->done[work->done_count++];
+    task_secrets_hide(work->secrets, &work->output);
     struct str output = buf_str(&work->output);
     if (output.size > TASK_OUTPUT_KEPT) {
         output = str_from(output, output.size - TASK_OUTPUT_KEPT);
@@ -217,46 +172,52 @@ static void on_command_exit(void *context, const struct sandbox_exit *exit)
     bool is_script = work->script_first && work->at == 0;
     const char *shell = work->list[work->at].shell;
 
-    note_command(work, exit);
     sandbox_job_close(work->job);
     work->job = NULL;
+    if (is_script && !work->no_bash && exit->end == SANDBOX_NOT_FOUND) {
+        /* An image without bash: what every image has must do. */
+        work->no_bash = true;
+        work->list[0].shell = "sh " TASK_TESTS "/test.sh";
+        work_run_command(work);
+        return;
+    }
+    note_command(work, exit);
 
     if (exit->end == SANDBOX_LOST) {
         err_set(&work->err, ERR_LOST, "the sandbox was lost while '%.100s' ran: %s", shell,
                 exit->text);
-        finish(work);
+        work_finish(work);
         return;
     }
     if (work->kind == WORK_SETUP && !passed) {
         err_set(&work->err, ERR_INPUT, "setup command '%.100s': %s", shell, exit->text);
-        finish(work);
+        work_finish(work);
         return;
     }
     if (work->kind == WORK_VERIFY && exit->end != SANDBOX_EXITED && exit->end != SANDBOX_SIGNALED &&
         (is_script || exit->end == SANDBOX_NOT_FOUND || exit->end == SANDBOX_NOT_STARTED)) {
         err_set(&work->err, exit->end == SANDBOX_TIMED_OUT ? ERR_TIMEOUT : ERR_PROTOCOL,
                 "the verifier's '%.100s': %s", shell, exit->text);
-        finish(work);
+        work_finish(work);
         return;
     }
     work->at++;
     step(work);
 }
 
-static void run_command(struct task_work *work)
+void work_run_command(struct task_work *work)
 {
     struct task_command *command = &work->list[work->at];
     uint64_t now = clock_mono_ms();
     uint64_t left = work->deadline_ms > now ? work->deadline_ms - now : 1;
     if (command->timeout_ms && command->timeout_ms < left)
         left = command->timeout_ms;
-    const char *const script[] = {"bash", TASK_TESTS "/test.sh", NULL};
+    const char *const script[] = {work->no_bash ? "/bin/sh" : "bash", TASK_TESTS "/test.sh", NULL};
     bool is_script = work->script_first && work->at == 0;
     struct sandbox_command run = {
         .argv = is_script ? script : NULL,
         .shell = is_script ? NULL : command->shell,
         .env = work->env,
-        .env_only = work->kind == WORK_VERIFY,
         .cwd = work->cwd,
         .user = command->user ? command->user : work->user,
         .timeout_ms = left > UINT32_MAX ? UINT32_MAX : (uint32_t)left,
@@ -267,128 +228,54 @@ static void run_command(struct task_work *work)
     work->job = sandbox_run(work->sandbox, &run, &handlers, work);
 }
 
-/* ---------------------------------------------------------------- looking around */
-static void on_workdir(void *context, const struct sandbox_stat *stat, const struct err *err)
-{
-    struct task_work *work = context;
-    if (err && err->kind != ERR_NONE) {
-        err_copy(&work->err, err);
-        finish(work);
-        return;
-    }
-    /* An agent that removed its working directory must not break the verifier by that. */
-    if (stat->kind != SANDBOX_FILE_DIRECTORY)
-        work->cwd = "/";
-    go(work, WORK_COMMANDS);
-}
-
-static void on_reward_text(void *context, struct str content, const struct err *err)
-{
-    struct task_work *work = context;
-    if (err && err->kind == ERR_NOT_FOUND) {
-        go(work, WORK_REWARD_JSON);
-        return;
-    }
-    double value = 0;
-    if (err && err->kind != ERR_NONE)
-        err_copy(&work->err, err);
-    else if (task_reward_read(content, &value, &work->err))
-        work->verdict.reward =
-            (struct trace_reward){.known = true, .value = value, .source = "file"};
-    finish(work);
-}
-
-static void reward_from_commands(struct task_work *work)
-{
-    size_t first = work->script_first ? 1 : 0;
-    if (work->list_count == first) {
-        err_set(&work->err, ERR_PROTOCOL, "the verifier wrote no reward to " TASK_REWARD_TEXT);
-        return;
-    }
-    uint32_t passed = 0, total = (uint32_t)(work->list_count - first);
-    for (size_t i = first; i < work->done_count; i++)
-        if (work->done[i].code == 0 && strcmp(work->done[i].end, "exited") == 0)
-            passed++;
-    work->verdict.reward = (struct trace_reward){.known = true,
-                                                 .value = (double)passed / total,
-                                                 .passed = passed,
-                                                 .total = total,
-                                                 .source = "commands"};
-}
-
-static void on_reward_json(void *context, struct str content, const struct err *err)
-{
-    struct task_work *work = context;
-    double value = 0;
-    struct str detail = STR_NONE;
-    if (err && err->kind == ERR_NOT_FOUND) {
-        reward_from_commands(work);
-    } else if (err && err->kind != ERR_NONE) {
-        err_copy(&work->err, err);
-    } else if (task_reward_read_json(content, &value, &detail, &work->err)) {
-        work->verdict.reward =
-            (struct trace_reward){.known = true, .value = value, .source = "file"};
-        if (detail.size)
-            work->verdict.reward.detail = arena_str(&work->arena, detail);
-    }
-    finish(work);
-}
-
+/* ---------------------------------------------------------------- the steps */
 static void step(struct task_work *work)
 {
     struct task *task = work->task;
+    if (work->err.kind != ERR_NONE) {
+        work_finish(work);
+        return;
+    }
     switch (work->step) {
     case WORK_PUT_ENVIRONMENT:
         work->step = WORK_PUT_FILES;
         if (task->environment_dir)
             sandbox_put_tree(work->sandbox, task->environment_dir, task->workdir, work->user,
-                             on_file_done, work);
+                             work_on_file_done, work);
         else
-            put_empty(work, task->workdir, work->user);
+            work_put_empty(work, task->workdir, work->user);
         return;
     case WORK_PUT_FILES:
-        if (work->at == task->file_count) {
-            finish(work);
+        if (work->at == task->file_count || work->kind == WORK_SOLUTION) {
+            work_finish(work);
             return;
         }
         put_file(work, &task->files[work->at++]);
         return;
-    case WORK_CLEAR_LOGS:
-        work->step = WORK_CLEAR_TESTS;
-        sandbox_remove(work->sandbox, TASK_LOGS, on_file_done, work);
-        return;
-    case WORK_CLEAR_TESTS:
-        work->step = WORK_MAKE_LOGS;
-        sandbox_remove(work->sandbox, TASK_TESTS, on_file_done, work);
-        return;
-    case WORK_MAKE_LOGS:
-        work->step = task->tests_dir ? WORK_PUT_TESTS : WORK_LOOK;
-        put_empty(work, TASK_LOGS "/verifier", work->user);
-        return;
-    case WORK_PUT_TESTS:
-        work->step = WORK_LOOK;
-        sandbox_put_tree(work->sandbox, task->tests_dir, TASK_TESTS, work->user, on_file_done,
-                         work);
-        return;
-    case WORK_LOOK:
-        sandbox_stat(work->sandbox, task->workdir, on_workdir, work);
-        return;
     case WORK_COMMANDS:
         if (work->at < work->list_count) {
-            run_command(work);
+            work_run_command(work);
             return;
         }
-        if (work->kind == WORK_SETUP) {
-            finish(work);
+        if (work->kind != WORK_VERIFY) {
+            work_finish(work);
             return;
         }
-        work->step = WORK_REWARD_TEXT;
-        /* fall through */
-    case WORK_REWARD_TEXT:
-        sandbox_get(work->sandbox, TASK_REWARD_TEXT, TASK_REWARD_MAX, on_reward_text, work);
+        work->step = WORK_QUIET;
+        verify_step(work);
         return;
-    case WORK_REWARD_JSON:
-        sandbox_get(work->sandbox, TASK_REWARD_JSON, TASK_REWARD_MAX, on_reward_json, work);
+    case WORK_CLEAR_LOGS:
+    case WORK_CLEAR_TESTS:
+    case WORK_MAKE_LOGS:
+    case WORK_MAKE_HOME:
+    case WORK_PUT_TESTS:
+    case WORK_PUT_MORE_TESTS:
+    case WORK_LOOK:
+    case WORK_LOOK_PATH:
+    case WORK_QUIET:
+    case WORK_STAT_JSON:
+    case WORK_STAT_TEXT:
+        verify_step(work);
         return;
     case WORK_DONE:
         return;
@@ -396,34 +283,35 @@ static void step(struct task_work *work)
 }
 
 /* ---------------------------------------------------------------- starting */
-static size_t list_size(const char *const *list)
+void work_set_env_entry(struct task_work *work, const char *entry)
 {
-    size_t count = 0;
-    while (list && list[count])
-        count++;
-    return count;
+    size_t name = strcspn(entry, "=") + 1;
+    for (size_t i = 0; i < work->env_count; i++)
+        if (strncmp(work->env[i], entry, name) == 0) {
+            work->env[i] = entry;
+            return;
+        }
+    const char **more = arena_alloc(&work->arena, (work->env_count + 2) * sizeof *more);
+    if (work->env_count)
+        memcpy(more, work->env, work->env_count * sizeof *more);
+    more[work->env_count++] = entry;
+    work->env = more;
 }
 
-static void set_env(struct task_work *work, const char *const *first, size_t first_count,
-                    const char *home)
+void work_set_env(struct task_work *work, const char *const *const *lists, size_t count)
 {
-    const char *const *task_env = work->task->env;
-    const char *const *more = work->kind == WORK_VERIFY ? work->task->verify_env : NULL;
-    size_t room = first_count + list_size(task_env) + list_size(more) + 2;
-    work->env = arena_alloc(&work->arena, room * sizeof *work->env);
-    size_t used = 0;
-    for (size_t i = 0; i < first_count; i++)
-        work->env[used++] = first[i];
-    if (home)
-        work->env[used++] = home;
-    for (size_t i = 0; i < list_size(task_env); i++)
-        work->env[used++] = task_env[i];
-    for (size_t i = 0; i < list_size(more); i++)
-        work->env[used++] = more[i];
+    for (size_t i = 0; i < count; i++) {
+        const char *const *entries = NULL;
+        if (task_env_resolve(work->task, lists[i], &work->arena, &entries, &work->secrets,
+                             &work->err) < 0)
+            return;
+        for (; *entries; entries++)
+            work_set_env_entry(work, *entries);
+    }
 }
 
-static void set_commands(struct task_work *work, const struct task_command *commands, size_t count,
-                         const char *script)
+void work_set_commands(struct task_work *work, const struct task_command *commands, size_t count,
+                       const char *script)
 {
     work->script_first = script != NULL;
     work->list_count = count + work->script_first;
@@ -439,36 +327,63 @@ struct task_work *task_prepare(struct task *task, struct sandbox *sandbox,
                                void (*on_done)(void *context, const struct err *err), void *context)
 {
     struct task_work *work = work_new(WORK_PREPARE, task, sandbox, 0, context);
-    work->on_prepared = on_done;
-    go(work, WORK_PUT_ENVIRONMENT);
+    work->on_done = on_done;
+    work_go(work, WORK_PUT_ENVIRONMENT);
+    return work;
+}
+
+struct task_work *task_put_solution(struct task *task, struct sandbox *sandbox,
+                                    void (*on_done)(void *context, const struct err *err),
+                                    void *context)
+{
+    struct task_work *work = work_new(WORK_SOLUTION, task, sandbox, 0, context);
+    work->on_done = on_done;
+    work->step = WORK_PUT_FILES;
+    if (task->solution_dir)
+        sandbox_put_tree(sandbox, task->solution_dir, TASK_SOLUTION, work->user, work_on_file_done,
+                         work);
+    else
+        work_put_empty(work, TASK_SOLUTION, work->user);
+    return work;
+}
+
+static void commands_failed(void *argument, const struct sandbox_stat *stat, const struct err *err)
+{
+    (void)stat;
+    (void)err;
+    work_finish(argument);
+}
+
+static struct task_work *run_commands(enum work_kind kind, struct task *task,
+                                      struct sandbox *sandbox, uint32_t ms_max,
+                                      task_commands_done on_done, void *context)
+{
+    struct task_work *work = work_new(kind, task, sandbox, ms_max, context);
+    const struct task_command *commands = kind == WORK_SETUP ? task->setup : task->collect;
+    size_t count = kind == WORK_SETUP ? task->setup_count : task->collect_count;
+    CHECK(count > 0);
+    work->on_commands = on_done;
+    work_set_env(work, &task->env, 1);
+    work_set_commands(work, commands, count, NULL);
+    work->step = WORK_COMMANDS;
+    if (work->err.kind != ERR_NONE)
+        sandbox_stat(sandbox, "/", commands_failed, work); /* later, as promised */
+    else
+        step(work);
     return work;
 }
 
 struct task_work *task_setup(struct task *task, struct sandbox *sandbox, uint32_t ms_max,
-                             void (*on_done)(void *context, const struct trace_command *commands,
-                                             size_t count, const struct err *err),
-                             void *context)
+                             task_commands_done on_done, void *context)
 {
-    CHECK(task->setup_count > 0);
-    struct task_work *work = work_new(WORK_SETUP, task, sandbox, ms_max, context);
-    work->on_setup = on_done;
-    set_env(work, NULL, 0, NULL);
-    set_commands(work, task->setup, task->setup_count, NULL);
-    go(work, WORK_COMMANDS);
-    return work;
+    return run_commands(WORK_SETUP, task, sandbox, ms_max, on_done, context);
 }
 
-struct task_work *task_verify(struct task *task, struct sandbox *sandbox, bool as_root,
-                              uint32_t ms_max,
-                              void (*on_done)(void *context, const struct task_verdict *verdict),
-                              void *context)
+struct task_work *task_collect(struct task *task, struct sandbox *sandbox, bool as_root,
+                               uint32_t ms_max, task_commands_done on_done, void *context)
 {
-    struct task_work *work = work_new(WORK_VERIFY, task, sandbox, ms_max, context);
-    work->on_verdict = on_done;
-    work->user = task->verify_user ? task->verify_user : as_root ? "root" : NULL;
-    bool root = work->user && strcmp(work->user, "root") == 0;
-    set_env(work, verifier_env, COUNT(verifier_env), root ? "HOME=/root" : "HOME=/tmp");
-    set_commands(work, task->verify, task->verify_count, task->test_script);
-    go(work, WORK_CLEAR_LOGS);
+    struct task_work *work = run_commands(WORK_COLLECT, task, sandbox, ms_max, on_done, context);
+    if (as_root && !work->task->agent_user)
+        work->user = "root";
     return work;
 }
