@@ -45,6 +45,8 @@ const char *agent_spec_version(const struct agent_spec *spec); /* "" when not sa
 const char *agent_spec_summary(const struct agent_spec *spec);
 uint32_t agent_spec_timeout_ms(const struct agent_spec *spec); /* 0: not said */
 bool agent_spec_wants_root(const struct agent_spec *spec);
+/* The oracle: it is given the task's solution, and asks no model. */
+bool agent_spec_wants_solution(const struct agent_spec *spec);
 void agent_spec_write(const struct agent_spec *spec, struct json_writer *out);
 /* The same without the braces, to be added to. */
 void agent_spec_write_members(const struct agent_spec *spec, struct json_writer *out);

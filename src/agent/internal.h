@@ -85,6 +85,7 @@ struct agent_option {
 struct agent_spec {
     const char *name, *summary, *version, *where;
     bool root;
+    bool solution;              /* the oracle: gets solution/ and asks no model */
     unsigned dialects;          /* bits in the order of spec.c's list; 0: not said */
     const char *disabled_tools; /* joined by commas; NULL: none */
     struct agent_bundle bundle;

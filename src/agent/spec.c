@@ -461,10 +461,12 @@ static int read_keys(struct agent_spec *spec, struct toml *toml, struct err *err
     if (spec_text(spec, root, "summary", &spec->summary, err) < 0 ||
         spec_text(spec, root, "version", &spec->version, err) < 0 ||
         read_dialects(spec, root, err) < 0 || read_disabled(spec, root, err) < 0 ||
-        toml_bool(root, "root", &spec->root, err) < 0 || agent_bundle_read(spec, root, err) < 0 ||
-        read_files(spec, root, err) < 0 || read_install(spec, root, err) < 0 ||
-        read_run(spec, root, err) < 0 || read_output(spec, root, err) < 0 ||
-        read_exit(spec, root, err) < 0 || agent_wire_read(spec, root, err) < 0)
+        toml_bool(root, "root", &spec->root, err) < 0 ||
+        toml_bool(root, "solution", &spec->solution, err) < 0 ||
+        agent_bundle_read(spec, root, err) < 0 || read_files(spec, root, err) < 0 ||
+        read_install(spec, root, err) < 0 || read_run(spec, root, err) < 0 ||
+        read_output(spec, root, err) < 0 || read_exit(spec, root, err) < 0 ||
+        agent_wire_read(spec, root, err) < 0)
         return -1;
     return toml_check_unused(toml, err);
 }
@@ -599,6 +601,11 @@ uint32_t agent_spec_timeout_ms(const struct agent_spec *spec)
 bool agent_spec_wants_root(const struct agent_spec *spec)
 {
     return spec->root;
+}
+
+bool agent_spec_wants_solution(const struct agent_spec *spec)
+{
+    return spec->solution;
 }
 
 static void write_list(struct json_writer *out, const char *key, const char *const *list)

@@ -41,6 +41,7 @@ struct plan {
     uint32_t wall_ms_max, setup_ms_max, verify_ms_max, turns_max;
     struct str tools; /* STR_NONE: none */
     struct gateway_tools_facts tool_facts;
+    bool offline; /* the task's wish for a network is passed over */
     uint64_t memory_bytes_max, disk_bytes_max;
     uint32_t pids_max, cpu_millis, provision_tries_max;
     uint64_t log_bytes_max, artifact_bytes_max;
@@ -54,9 +55,9 @@ struct plan {
     struct loop *control;
     struct store *store;  /* NULL: none */
     uint32_t realign_max; /* struct samples_options */
-    struct err refused;  /* set before it begins: it is over before it began, and why */
-    struct entry *entry; /* the manager's; only touched on the control loop */
-    struct life *life;   /* the lane's; only touched there */
+    struct err refused;   /* set before it begins: it is over before it began, and why */
+    struct entry *entry;  /* the manager's; only touched on the control loop */
+    struct life *life;    /* the lane's; only touched there */
 };
 struct plan *plan_ref(struct plan *plan);
 void plan_unref(struct plan *plan);
@@ -131,6 +132,8 @@ struct result_extra {
     struct str gateway;      /* raw JSON; STR_NONE: none */
     const char *verify_user; /* NULL: not verified */
     const char *verify_note; /* why not fresh; NULL: nothing to say */
+    struct str verification; /* raw JSON object: how it was judged; STR_NONE: not */
+    struct str steps;        /* raw JSON array, of a task with several; STR_NONE: none */
     const char *divergence;  /* of a replay from its record; NULL: none */
     struct str artifacts;    /* raw JSON array; STR_NONE: none */
     struct str samples;      /* raw JSON object; STR_NONE: none */

@@ -47,7 +47,7 @@ static const unsigned rules[TRACE_STAGES] = {
     [TRACE_SETUP]        = TO(RUNNING) | ENDS,
     [TRACE_RUNNING]      = TO(SETTLING) | ENDS,
     [TRACE_SETTLING]     = TO(VERIFYING) | ENDS,
-    [TRACE_VERIFYING]    = TO(COLLECTING) | ENDS,
+    [TRACE_VERIFYING]    = TO(COLLECTING) | TO(SETUP) | ENDS, /* there is another step */
     [TRACE_COLLECTING]   = TO(DONE) | ENDS,
     [TRACE_DONE]         = 0,
     [TRACE_FAILED]       = 0,
@@ -70,11 +70,11 @@ static uint64_t stage_budget(const struct life *life, enum trace_stage stage)
     case TRACE_SETUP:
         return (uint64_t)plan->setup_ms_max + MARGIN_MS;
     case TRACE_RUNNING:
-        return (uint64_t)plan->wall_ms_max + MARGIN_MS;
+        return (uint64_t)life_wall_ms(life) + MARGIN_MS;
     case TRACE_SETTLING:
         return SETTLE_MS;
     case TRACE_VERIFYING:
-        return (uint64_t)plan->verify_ms_max + PREPARE_MS;
+        return (uint64_t)life_verify_ms(life) + PREPARE_MS;
     case TRACE_COLLECTING:
         return COLLECT_MS;
     case TRACE_DONE:
@@ -202,9 +202,11 @@ void life_step(struct life *life)
         /* fall through */
 
     case TRACE_SETUP:
-        if (!life->setup_done)
+        if (!life->setup_done || life->busy)
             return;
         task_work_close(TAKE(life->work));
+        if (!life_ready(life))
+            return;
         move(life, TRACE_RUNNING);
         life_start_agent(life);
         return;
@@ -225,12 +227,22 @@ void life_step(struct life *life)
         return;
 
     case TRACE_SETTLING:
-        if (!life->quiet)
+        if (!life->quiet || life->busy)
             return;
-        life_tools_close(life);
-        life_close_session(life, CALLS_GRACE_MS);
-        if (life->session)
+        if (!plan->task->step_count)
+            life_tools_close(life);
+        if (!life->collect_done && life->task->collect_count) {
+            life_collect_hooks(life);
             return;
+        }
+        task_work_close(TAKE(life->work));
+        if (plan->task->step_count) { /* more may follow: it stays open */
+            life->stats = *gateway_session_stats(life->session);
+        } else {
+            life_close_session(life, CALLS_GRACE_MS);
+            if (life->session)
+                return;
+        }
         enum trace_fate fate = life_judge_fate(life, &why);
         if (!trace_fate_may_reward(fate)) {
             life_fail(life, fate, &why);
@@ -259,6 +271,15 @@ void life_step(struct life *life)
         if (!life->verified)
             return;
         task_work_close(TAKE(life->work));
+        if (life_next_step(life)) {
+            move(life, TRACE_SETUP);
+            life_step(life);
+            return;
+        }
+        life_tools_close(life);
+        life_close_session(life, CALLS_GRACE_MS);
+        if (life->session)
+            return;
         move(life, TRACE_COLLECTING);
         life_samples(life);
         life_collect(life);
@@ -325,6 +346,8 @@ void life_begin(void *argument)
     life->agent_log.fd = life->events_log.fd = -1;
     list_init(&life->tool_jobs);
     life->as_root = plan->task->root || agent_spec_wants_root(plan->agent);
+    life->task = plan->task->step_count ? plan->task->steps[0] : plan->task;
+    life->rewards = arena_alloc(&life->arena, (plan->task->step_count + 1) * sizeof *life->rewards);
     plan->life = life;
     fill_result(life);
     if (plan->refused.kind != ERR_NONE) {
@@ -338,6 +361,13 @@ void life_begin(void *argument)
         return;
     }
     life->capabilities = (unsigned)capabilities;
+    bool network_off = life->capabilities & SANDBOX_CAN_NETWORK_OFF;
+    if ((!plan->offline && task_network_check(plan->task, network_off, &err) < 0) ||
+        (agent_spec_wants_solution(plan->agent) && !task_has_solution(plan->task) &&
+         err_set(&err, ERR_INPUT, "the task has no solution for the oracle") < 0)) {
+        life_fail(life, TRACE_FATE_SETUP_FAILED, &err);
+        return;
+    }
     life_step(life);
 }
 

@@ -4,13 +4,17 @@
  *     life.c        stages and moves: the table, the step, orders from the manager
  *     life_agent.c  from the first sandbox to the agent's end: provisioning to settling
  *     life_tools.c  programs of the task that answer tool calls
+ *     life_ready.c  between setup and the agent; from one step of a task to the next
  *     life_judge.c  verifying and collecting
+ *     life_carry.c  what goes over to a verifier with surroundings of its own
  *     life_end.c    closing, the folder, reports */
 #ifndef ROLLOUT_LIFE_H
 #define ROLLOUT_LIFE_H
 
 #include "rollout/internal.h"
 #include "json/json.h"
+
+struct carry;
 
 struct life {
     struct plan *plan;
@@ -33,6 +37,13 @@ struct life {
     struct agent_install *install;
     struct agent_run *run;
     struct task_work *work;
+    struct task *task; /* what is worked at: the plan's, or the step of it */
+    size_t step_at;
+    struct trace_reward *rewards; /* of the steps */
+    struct buf steps;             /* JSON array being written */
+    struct json_writer steps_writer;
+    unsigned phase; /* life_ready.c */
+    uint64_t agent_since_ms, agent_ms;
     unsigned capabilities;
     bool as_root;       /* the agent's sandbox has root inside */
     bool judge_no_root; /* tried: there can be no root in the verifier\'s */
@@ -41,6 +52,7 @@ struct life {
     bool provisioned, provision_failed, installed, prepared, setup_done;
     bool agent_over, quiet, session_closing, snapshot_over, judge_ready, verified, collected;
     bool hurry, closing, reported, over, sampling;
+    bool busy, frozen, steps_over, collect_done; /* a phase is under way; see life_ready.c */
     enum agent_fate agent_fate;
     enum trace_fate sampled_fate; /* what samples.jsonl says */
     struct gateway_stats stats;   /* when the session is over */
@@ -95,8 +107,17 @@ void life_on_tool(void *context, struct gateway_tool *asked, const char *name,
 void life_on_tool_closed(void *context, struct gateway_tool *asked);
 void life_on_tool_note(void *context, const struct gateway_tool_note *note);
 void life_tools_close(struct life *life);
+void life_attach_inlet(struct life *life);
+uint32_t life_wall_ms(const struct life *life);   /* the agent's time in this step */
+uint32_t life_verify_ms(const struct life *life); /* the verifier's */
+
+/* --- life_ready.c */
+bool life_ready(struct life *life);     /* true: the agent may start; else a note follows */
+bool life_next_step(struct life *life); /* after a verification: there is another one */
 
 /* --- life_judge.c */
+bool life_judges_fresh(const struct life *life); /* in a sandbox made from the final files */
+void life_collect_hooks(struct life *life);
 void life_verify(struct life *life);
 void life_open_judge(struct life *life);
 void life_verify_in_judge(struct life *life);

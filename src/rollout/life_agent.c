@@ -1,10 +1,12 @@
 /* life_agent.c - a rollout from its first sandbox to its agent's end: provisioning, installing,
  * preparing, setup, running, settling. Functions start one thing each; callbacks note what they
  * learned and step. */
+#include <string.h>
 #include <unistd.h>
 
 #include "rollout/life.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "json/json.h"
@@ -191,8 +193,13 @@ int life_open_session(struct life *life, struct err *err)
     life->session = gateway_open(plan->lane.gateway, &options, err);
     if (!life->session)
         return -1;
-    sandbox_on_inlet(life->sandbox, on_connection, life);
+    life_attach_inlet(life);
     return 0;
+}
+
+void life_attach_inlet(struct life *life)
+{
+    sandbox_on_inlet(life->sandbox, on_connection, life);
 }
 
 static void on_prepared(void *context, const struct err *err)
@@ -267,6 +274,7 @@ static void on_agent_end(void *context, const struct agent_end *end)
 {
     struct life *life = context;
     life->agent_over = true;
+    life->agent_ms = clock_mono_ms() - life->agent_since_ms;
     life->agent_fate = end->fate;
     life->result.agent_exited = end->exit.end == SANDBOX_EXITED;
     life->result.agent_code = sandbox_exit_code(&end->exit);
@@ -277,18 +285,69 @@ static void on_agent_end(void *context, const struct agent_end *end)
     life_step(life);
 }
 
+/* What a step says itself goes before what holds for all of them. */
+uint32_t life_wall_ms(const struct life *life)
+{
+    const struct task *step = life->task;
+    bool own = step->parent && step->agent_ms_max != step->parent->agent_ms_max;
+    return own ? step->agent_ms_max : life->plan->wall_ms_max;
+}
+
+uint32_t life_verify_ms(const struct life *life)
+{
+    const struct task *step = life->task;
+    bool own = step->parent && step->verify_ms_max != step->parent->verify_ms_max;
+    return own ? step->verify_ms_max : life->plan->verify_ms_max;
+}
+
+static int agent_env(struct life *life, const char *const **out, struct err *err)
+{
+    bool oracle = agent_spec_wants_solution(life->plan->agent);
+    const char *const *const lists[] = {life->task->env, life->task->agent_env,
+                                        oracle ? life->task->solution_env : NULL};
+    const char **all = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < COUNT(lists); i++) {
+        const char *const *some = NULL;
+        if (task_env_resolve(life->task, lists[i], &life->arena, &some, NULL, err) < 0)
+            return -1;
+        size_t more = 0;
+        while (some[more])
+            more++;
+        const char **joined = arena_alloc(&life->arena, (count + more + 1) * sizeof *joined);
+        if (count)
+            memcpy(joined, all, count * sizeof *joined);
+        if (more)
+            memcpy(joined + count, some, more * sizeof *joined);
+        all = joined;
+        count += more;
+    }
+    *out = all;
+    return 0;
+}
+
 void life_start_agent(struct life *life)
 {
     const struct plan *plan = life->plan;
+    const struct task *task = life->task;
+    const char *const *env = NULL;
+    struct err why = {0};
+    if (agent_env(life, &env, &why) < 0) {
+        life_fail(life, TRACE_FATE_SETUP_FAILED, &why);
+        return;
+    }
+    life->agent_since_ms = clock_mono_ms();
     struct agent_start start = {
         .loop = life->loop,
-        .instruction = plan->task->instruction,
-        .system = plan->task->system,
+        .instruction = task->instruction,
+        .system = task->system,
         .model = model_name(plan->model),
-        .workdir = plan->task->workdir,
-        .user = plan->task->root ? "root" : NULL,
-        .env = plan->task->env,
-        .timeout_ms = plan->wall_ms_max,
+        .workdir = task->workdir,
+        .user = task->agent_user ? task->agent_user
+                : task->root     ? "root"
+                                 : NULL,
+        .env = env,
+        .timeout_ms = life_wall_ms(life),
         .turns_max = plan->turns_max,
         .tools = plan->tool_facts.functions,
     };

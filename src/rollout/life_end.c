@@ -97,6 +97,7 @@ static void life_free(void *argument)
 {
     struct life *life = argument;
     buf_deinit(&life->artifacts);
+    buf_deinit(&life->steps);
     arena_deinit(&life->arena);
     plan_unref(life->plan);
     free(life);
@@ -161,6 +162,8 @@ void life_finish(struct life *life)
         result_merge_hosts(life->lookups, life->connects, &hosts);
         life->result.hosts = arena_str(&life->arena, buf_str(&hosts));
         life->extra.artifacts = buf_str(&life->artifacts);
+        if (life->steps_over)
+            life->extra.steps = buf_str(&life->steps);
 
         OWN(buf) struct buf line = {0};
         OWN(mem) char *path = mem_format("%s/result.json", life->plan->dir);

@@ -60,31 +60,85 @@ static void on_judge_open(void *context, struct sandbox *sandbox, const struct e
     life_step(life);
 }
 
+/* The final files, but for system directories: those show what setup left and nothing later. */
 void life_open_judge(struct life *life)
 {
     const char *layers[] = {life->layer};
+    const char *pristine[TASK_SYSTEM_DIRS_MAX + 1];
     struct sandbox_spec spec = life_shape(life);
     spec.layers = layers;
     spec.layer_count = 1;
     spec.root_user = judge_as_root(life);
+    if (task_pristine_dirs(life->task, pristine)) {
+        spec.pristine = pristine;
+        spec.pristine_layers = life->frozen;
+    }
     life->result.fresh_verify = true;
     life->judge = sandbox_open(life->plan->lane.sandboxes, &spec, on_judge_open, life);
+}
+
+/* For result.json: where, by whom and with what in sight. */
+static void note_verification(struct life *life)
+{
+    OWN(buf) struct buf text = {0};
+    struct json_writer out = {.out = &text};
+    const char *pristine[TASK_SYSTEM_DIRS_MAX + 1];
+    json_begin_object(&out);
+    json_set_text(&out, "sandbox", life->judge ? "fresh" : "the agent's");
+    json_set_text(&out, "user", life->extra.verify_user[0] ? life->extra.verify_user : "agent's");
+    json_set_text(&out, "files", "final");
+    json_key(&out, "pristine");
+    json_begin_array(&out);
+    size_t count = life->judge ? task_pristine_dirs(life->task, pristine) : 0;
+    for (size_t i = 0; i < count; i++)
+        json_put_text(&out, arena_format(&life->arena, "/%s", pristine[i]));
+    json_end_array(&out);
+    json_set_bool(&out, "processes_killed", true);
+    json_set_text(&out, "note", life->extra.verify_note);
+    json_end_object(&out);
+    life->extra.verification = arena_str(&life->arena, buf_str(&text));
+}
+
+/* Those of earlier steps stay. */
+static void add_commands(struct life *life, const struct task_verdict *verdict)
+{
+    struct trace_result *result = &life->result;
+    const struct trace_command *fresh = NULL;
+    size_t count = 0;
+    life_copy_commands(life, verdict->commands, verdict->count, &fresh, &count);
+    struct trace_command *all =
+        arena_alloc(&life->arena, (result->verify_count + count + 1) * sizeof *all);
+    if (result->verify_count)
+        memcpy(all, result->verify, result->verify_count * sizeof *all);
+    if (count)
+        memcpy(all + result->verify_count, fresh, count * sizeof *all);
+    result->verify = all;
+    result->verify_count += count;
+}
+
+static void keep_log(struct life *life, struct str text)
+{
+    struct log_file log = {.fd = -1};
+    const char *name = "verifier.log";
+    if (life->task->parent)
+        name = arena_format(&life->arena, "verifier-%zu.log", life->step_at + 1);
+    if (log_file_open(&log, life->plan->dir, name, life->plan->log_bytes_max, NULL) < 0)
+        return;
+    log_file_write(&log, text);
+    log_file_close(&log);
 }
 
 static void on_verdict(void *context, const struct task_verdict *verdict)
 {
     struct life *life = context;
-    struct log_file log = {.fd = -1};
     life->extra.verify_user = arena_text(&life->arena, str_of(verdict->user));
-    life_copy_commands(life, verdict->commands, verdict->count, &life->result.verify,
-                       &life->result.verify_count);
-    if (log_file_open(&log, life->plan->dir, "verifier.log", life->plan->log_bytes_max, NULL) ==
-        0) {
-        log_file_write(&log, verdict->log);
-        log_file_close(&log);
-    }
+    add_commands(life, verdict);
+    keep_log(life, verdict->log);
+    note_verification(life);
     if (is_bad(&verdict->err)) {
         struct err why = verdict->err;
+        if (life->task->parent)
+            err_wrap(&why, "step %s", life->task->name);
         life_fail_infra(life, &why);
         return;
     }
@@ -97,40 +151,68 @@ static void on_verdict(void *context, const struct task_verdict *verdict)
 
 static void verify_in(struct life *life, struct sandbox *sandbox, bool as_root)
 {
-    life->work = task_verify(life->plan->task, sandbox, as_root, life->plan->verify_ms_max,
-                             on_verdict, life);
+    struct task_verify_options options = {
+        .as_root = as_root,
+        .pristine_system = life->judge != NULL,
+        .own_path = life->plan->root && strncmp(life->plan->root, "image:", 6) == 0,
+        .ms_max = life_verify_ms(life),
+    };
+    life->work = task_verify(life->task, sandbox, &options, on_verdict, life);
 }
 
-static bool wants_fresh(struct life *life)
+bool life_judges_fresh(const struct life *life)
 {
     unsigned needed = SANDBOX_CAN_SNAPSHOT | SANDBOX_CAN_FORK;
-    if (!life->plan->task->fresh_verify)
-        life->extra.verify_note = "the task asked for verification in the agent's sandbox";
-    else if ((life->capabilities & needed) != needed)
-        life->extra.verify_note = "the backend has no snapshots: verified in the agent's sandbox";
-    else
-        return true;
-    return false;
+    return life->task->fresh_verify && (life->capabilities & needed) == needed;
 }
 
 void life_verify(struct life *life)
 {
     life_note_sandbox(life);
-    if (!task_has_verifier(life->plan->task)) {
+    if (!task_has_verifier(life->task)) {
         life->verified = true;
         return;
     }
-    if (wants_fresh(life)) {
+    if (life_judges_fresh(life)) {
         /* Lost or not, it is on its way out: only the snapshot speaks from now on. */
         sandbox_on_lost(life->sandbox, NULL, NULL);
         sandbox_snapshot(life->sandbox, on_snapshot, life);
         return;
     }
+    life->extra.verify_note = life->task->fresh_verify
+                                  ? "the backend has no snapshots: verified in the agent's sandbox"
+                                  : "the task asked for verification in the agent's sandbox";
     verify_in(life, life->sandbox, life->as_root);
 }
 void life_verify_in_judge(struct life *life)
 {
     verify_in(life, life->judge, judge_as_root(life));
+}
+
+/* ---------------------------------------------------------------- before it: collect hooks */
+static void on_hooks(void *context, const struct trace_command *commands, size_t count,
+                     const struct err *err)
+{
+    struct life *life = context;
+    for (size_t i = 0; i < count; i++)
+        if (commands[i].code)
+            log_file_event(&life->events_log, "collect_failed", STR_NONE, commands[i].command);
+    if (is_bad(err)) {
+        struct err why = *err;
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->busy = false;
+    life->collect_done = true;
+    life_step(life);
+}
+
+/* In the agent's sandbox, in which nothing of its runs any more. */
+void life_collect_hooks(struct life *life)
+{
+    life->busy = true;
+    life->work = task_collect(life->task, life->sandbox, life->as_root, life_verify_ms(life),
+                              on_hooks, life);
 }
 
 /* ---------------------------------------------------------------- collecting */
@@ -140,7 +222,7 @@ static void artifact_note(struct life *life, const char *state, const char *file
 {
     struct json_writer *out = &life->artifact_writer;
     json_begin_object(out);
-    json_set_text(out, "path", life->plan->task->artifacts[life->artifact_at]);
+    json_set_text(out, "path", life->task->artifacts[life->artifact_at]);
     json_set_text(out, "state", state);
     if (file)
         json_set_text(out, "file", file);
@@ -164,7 +246,7 @@ static void on_artifact(void *context, const struct err *err)
  */
 static char *artifact_path(struct life *life)
 {
-    const char *path = life->plan->task->artifacts[life->artifact_at];
+    const char *path = life->task->artifacts[life->artifact_at];
     char *flat = arena_text(&life->arena, str_of(path + strspn(path, "/.")));
     for (char *at = flat; *at; at++)
         if (*at == '/')
@@ -180,15 +262,14 @@ static struct sandbox *last_sandbox(const struct life *life)
 
 static const char *artifact_inside(struct life *life)
 {
-    const char *path = life->plan->task->artifacts[life->artifact_at];
-    return path[0] == '/' ? path
-                          : arena_format(&life->arena, "%s/%s", life->plan->task->workdir, path);
+    const char *path = life->task->artifacts[life->artifact_at];
+    return path[0] == '/' ? path : arena_format(&life->arena, "%s/%s", life->task->workdir, path);
 }
 
 static size_t artifact_count(const struct life *life)
 {
     size_t count = 0;
-    while (life->plan->task->artifacts[count])
+    while (life->task->artifacts[count])
         count++;
     return count;
 }
@@ -231,7 +312,7 @@ static void on_artifact_stat(void *context, const struct sandbox_stat *stat, con
 
 static void collect_next(struct life *life)
 {
-    const char *const *list = life->plan->task->artifacts;
+    const char *const *list = life->task->artifacts;
     if (list && list[life->artifact_at]) {
         sandbox_stat(last_sandbox(life), artifact_inside(life), on_artifact_stat, life);
         return;
@@ -244,7 +325,7 @@ static void collect_next(struct life *life)
 
 void life_collect(struct life *life)
 {
-    const char *const *list = life->plan->task->artifacts;
+    const char *const *list = life->task->artifacts;
     if (!list || !list[0]) {
         life->collected = true;
         return;

@@ -22,8 +22,7 @@ void result_write_rewards(const struct trace_reward *reward, struct json_writer 
     json_begin_object(out);
     if (reward->known)
         json_set_double(out, "reward", reward->value);
-    if (reward->known && reward->detail.size &&
-        json_read(&doc, reward->detail, NULL, NULL) == 0) {
+    if (reward->known && reward->detail.size && json_read(&doc, reward->detail, NULL, NULL) == 0) {
         JSON_EACH (item, json_root(&doc)) {
             if (json_type(item.value) != JSON_NUMBER || json_is(item.key, "reward"))
                 continue;
@@ -77,6 +76,10 @@ void result_write(const struct trace_result *result, const struct result_extra *
                       extra->verify_user[0] ? extra->verify_user : "agent's");
     if (extra->verify_note)
         json_set_text(&writer, "verify_note", extra->verify_note);
+    if (extra->verification.size)
+        json_set_raw(&writer, "verification", extra->verification);
+    if (extra->steps.size)
+        json_set_raw(&writer, "steps", extra->steps);
     if (extra->artifacts.size)
         json_set_raw(&writer, "artifacts", extra->artifacts);
     if (extra->gateway.size)

@@ -113,6 +113,7 @@ struct rollout_request {
     uint32_t realign_max;    /* tokens a row of samples may bridge; 0: none, every row is exact */
     struct str sampling; /* imposed in mode proxy, as gateway_sampling_read() takes it; STR_NONE */
     struct str tools;    /* that the trainer runs, as gateway_tools_check() takes them; STR_NONE */
+    bool offline;        /* a task that asks for a network runs without */
     uint64_t memory_bytes_max, disk_bytes_max; /* 0: the task's, else the backend's default */
     uint32_t pids_max, cpu_millis;
     /* Exactly once; may be NULL. */

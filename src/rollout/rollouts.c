@@ -125,6 +125,7 @@ static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_req
     plan->setup_ms_max = first_of(task->setup_ms_max, options->setup_ms_max, 1);
     plan->verify_ms_max = first_of(task->verify_ms_max, options->verify_ms_max, 1);
     plan->turns_max = first_of(request->turns_max, task->turns_max, 0);
+    plan->offline = request->offline;
     plan->memory_bytes_max =
         request->memory_bytes_max ? request->memory_bytes_max : task->memory_bytes_max;
     plan->disk_bytes_max = request->disk_bytes_max ? request->disk_bytes_max : task->disk_bytes_max;

@@ -85,7 +85,7 @@ TEST(a_reward_that_is_no_finite_number_is_refused_with_a_reason)
                              &value, &err));
 }
 
-TEST(a_reward_as_json_needs_a_number_named_reward)
+TEST(a_reward_as_json_is_a_number_or_named_numbers_and_nothing_else)
 {
     double value = 0;
     struct str detail = STR_NONE;
@@ -94,7 +94,16 @@ TEST(a_reward_as_json_needs_a_number_named_reward)
     EXPECT(value == 0.5);
     EXPECT_STR(detail, STR("{\"reward\": 0.5, \"style\": 2}"));
     EXPECT(task_reward_read_json(STR(" 1 "), &value, &detail, &err));
+    EXPECT(task_reward_read_json(STR("{\"a\": 0.5, \"b\": 1}"), &value, &detail, &err));
+    EXPECT(value == 0.75);
+    EXPECT_STR(detail, STR("{\"a\": 0.5, \"b\": 1}"));
     static const char *const bad[] = {"{}",
+                                      "{\"reward\": 1, \"other\": \"x\"}",
+                                      "{\"reward\": 1, \"other\": 1e999}",
+                                      "{\"reward\": 1, \"other\": {\"a\": 1}}",
+                                      "{\"reward\": true}",
+                                      "{\"reward\": NaN}",
+                                      "\"1\"",
                                       "{\"reward\": \"1\"}",
                                       "{\"reward\": null}",
                                       "[1]",
@@ -193,21 +202,32 @@ TEST(a_directory_in_the_harbor_layout_is_a_task)
     (void)file_remove_tree(dir, NULL);
 }
 
-TEST(a_task_whose_image_has_to_be_built_is_refused_by_name)
+TEST(an_image_is_named_or_built_and_its_task_is_roots)
 {
     make_dir();
-    write_at("task.toml", "version = \"1.0\"\n");
+    write_at("task.toml", "version = \"1.0\"\n[environment]\nbuild_timeout_sec = 30\n");
     write_at("instruction.md", "Fix it.\n");
-    write_at("environment/Dockerfile", "FROM scratch\n");
+    write_at("environment/Dockerfile", "FROM scratch\nCOPY . /\n");
     struct err err = {0};
-    EXPECT(load_one(dir, &err) == NULL);
-    EXPECT_INT(err.kind, ERR_UNSUPPORTED);
-    EXPECT(strstr(err.text, "Dockerfile") != NULL);
-    write_at("task.toml", "[environment]\ndocker_image = \"thing:1\"\n");
-    OWN(task) struct task *task = load_one(dir, &err);
-    EXPECT(task != NULL);
-    EXPECT_TEXT(task->root_image, "image:thing:1");
-    EXPECT(task->environment_dir == NULL);
+    OWN(task) struct task *built = load_one(dir, &err);
+    EXPECT_TEXT(err.text, "");
+    EXPECT(built && built->image.build_dir && !built->image.name && !built->environment_dir);
+    EXPECT(built && str_ends(str_of(built->image.build_dir), STR("/environment")));
+    EXPECT(built && built->root);
+    EXPECT_INT(built->image.build_ms_max, 30000);
+
+    write_at("environment/Dockerfile", "FROM a AS x\nUSER root\nFROM b\nuser someone\n");
+    OWN(task) struct task *user = load_one(dir, &err);
+    EXPECT(user && !user->root);
+    write_at("environment/Dockerfile", "FROM a\nUSER someone\nFROM b\n");
+    OWN(task) struct task *stages = load_one(dir, &err);
+    EXPECT(stages && stages->root);
+
+    write_at("task.toml", "[environment]\ndocker_image = \"host.example/thing:1\"\n");
+    OWN(task) struct task *named = load_one(dir, &err);
+    EXPECT(named != NULL);
+    EXPECT_TEXT(named->image.name, "host.example/thing:1");
+    EXPECT(!named->image.build_dir && !named->environment_dir && named->root);
     (void)file_remove_tree(dir, NULL);
 }
 
@@ -291,4 +311,289 @@ TEST(the_sample_tasks_read)
         if (!task || !task_has_verifier(task))
             test_fail(__FILE__, __LINE__, "%s: %s", names[i], err.text);
     }
+}
+
+TEST(the_current_fields_of_the_harbor_format_are_read)
+{
+    make_dir();
+    write_at(
+        "task.toml",
+        "schema_version = \"1.3\"\n"
+        "artifacts = [\"out\", {source = \"/var/x\", destination = \"y\", exclude = [\"z\"]}]\n"
+        "[task]\nname = \"org/thing\"\ndescription = \"words\"\nkeywords = [\"a\"]\n"
+        "authors = [{name = \"n\", email = \"e\"}]\n"
+        "[agent]\ntimeout_sec = 5.5\nuser = \"worker\"\nenv = {A = \"1\"}\n"
+        "[verifier]\nuser = \"judge\"\nenv = {KEY = \"${HOST_KEY:-none}\"}\n"
+        "environment_mode = \"separate\"\n"
+        "[[verifier.collect]]\ncommand = \"make dump\"\ntimeout_sec = 9\n"
+        "[verifier.environment]\ndocker_image = \"judge:1\"\ncpus = 2\n"
+        "[environment]\nnetwork_mode = \"no-network\"\nmemory = \"1G\"\nstorage = \"2G\"\n"
+        "cpus = 0.5\nos = \"linux\"\ngpus = 0\n"
+        "[environment.healthcheck]\ncommand = \"true\"\nretries = 2\n"
+        "[solution]\nenv = {S = \"2\"}\n");
+    write_at("instruction.md", "Do.\n");
+    write_at("tests/test.sh", "");
+    write_at("solution/solve.sh", "");
+    struct err err = {0};
+    OWN(task) struct task *task = load_one(dir, &err);
+    EXPECT_TEXT(err.text, "");
+    EXPECT(task != NULL);
+    EXPECT_TEXT(task->name, "org/thing");
+    EXPECT_TEXT(task->artifacts[1], "/var/x");
+    EXPECT_TEXT(task->agent_user, "worker");
+    EXPECT(!task->root);
+    EXPECT_INT(task->agent_ms_max, 5500);
+    EXPECT_TEXT(task->agent_env[0], "A=1");
+    EXPECT_TEXT(task->verify_user, "judge");
+    EXPECT(task->separate_verify);
+    EXPECT_TEXT(task->verify_image.name, "judge:1");
+    EXPECT_INT(task->collect_count, 1);
+    EXPECT_INT(task->collect[0].timeout_ms, 9000);
+    EXPECT_INT(task->network, TASK_NETWORK_NONE);
+    EXPECT_INT(task->cpu_millis, 500);
+    EXPECT_INT(task->memory_bytes_max, 1ll << 30);
+    EXPECT_INT(task->setup_count, 1);
+    EXPECT(strstr(task->setup[0].shell, "health check") != NULL);
+    EXPECT(task_has_solution(task));
+    EXPECT_TEXT(task->solution_env[0], "S=2");
+    EXPECT(!task->warnings);
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(unknown_keys_of_a_directory_are_warnings_with_their_place)
+{
+    make_dir();
+    write_at("task.toml", "version = \"1.0\"\nnew_key = 1\n[agent]\nfuture = {a = 1}\n");
+    write_at("instruction.md", "Do.\n");
+    struct err err = {0};
+    OWN(task) struct task *task = load_one(dir, &err);
+    EXPECT(task && task->warnings && task->warnings[0] && task->warnings[1]);
+    EXPECT(strstr(task->warnings[0], "task.toml:2:1") && strstr(task->warnings[0], "new_key"));
+    EXPECT(strstr(task->warnings[1], "future") && !task->warnings[2]);
+    (void)file_remove_tree(dir, NULL);
+}
+
+static void expect_refused(const char *toml, const char *words)
+{
+    write_at("task.toml", toml);
+    expect_error(dir, words);
+}
+
+TEST(what_cannot_be_had_here_is_refused_by_name)
+{
+    make_dir();
+    write_at("instruction.md", "Do.\n");
+    expect_refused("[environment]\ngpus = 2\n", "GPU");
+    expect_refused("[environment]\nos = \"windows\"\n", "windows");
+    expect_refused("[environment]\ntpu = {type = \"x\"}\n", "TPU");
+    expect_refused("[environment]\nnetwork_mode = \"sometimes\"\n", "network_mode");
+    expect_refused("[environment]\ndocker_image = \"-x\"\n", "name of an image");
+    expect_refused("[verifier]\ncarry = [\"etc\"]\n", "carry");
+    expect_refused("[[verifier.collect]]\ncommand = \"x\"\nservice = \"db\"\n", "service");
+    expect_refused("artifacts = [{source = \"x\", service = \"db\"}]\n", "service");
+    write_at("environment/docker-compose.yaml", "");
+    expect_refused("version = \"1.0\"\n", "side services");
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(a_network_a_task_asks_for_is_refused_where_there_is_none)
+{
+    static const struct {
+        const char *mode;
+        bool off, fine;
+    } cases[] = {{"no-network", true, true}, {"no-network", false, false},
+                 {"public", true, false},    {"public", false, true},
+                 {"allowlist", true, false}, {"allowlist", false, false}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct err err = {0};
+        OWN(mem)
+        char *json = mem_format("{\"instruction\":\"x\",\"environment\":{\"network_mode\":\"%s\"}}",
+                                cases[i].mode);
+        OWN(task) struct task *task = task_from_json(str_of(json), "t", &err);
+        EXPECT(task != NULL);
+        EXPECT_INT(task_network_check(task, cases[i].off, &err), cases[i].fine ? 0 : -1);
+        EXPECT(cases[i].fine || (err.kind == ERR_UNSUPPORTED && strstr(err.text, cases[i].mode)));
+    }
+}
+
+/* ---------------------------------------------------------------- steps */
+static void write_steps(const char *more)
+{
+    OWN(mem)
+    char *toml = mem_format("multi_step_reward_strategy = \"mean\"\n[agent]\ntimeout_sec = 50\n"
+                            "[[steps]]\nname = \"one\"\nmin_reward = 0.5\n"
+                            "[steps.agent]\ntimeout_sec = 7\n"
+                            "[[steps]]\nname = \"two\"\n%s",
+                            more);
+    write_at("task.toml", toml);
+    write_at("steps/one/instruction.md", "First.\n");
+    write_at("steps/one/tests/test.sh", "");
+    write_at("steps/one/workdir/setup.sh", "");
+    write_at("steps/two/instruction.md", "Second.\n");
+    write_at("steps/two/solution/solve.sh", "");
+    write_at("tests/test.sh", "");
+}
+
+TEST(steps_are_tasks_of_their_own_with_what_the_task_says_for_all)
+{
+    make_dir();
+    write_steps("[steps.verifier]\ntimeout_sec = 3\nenv = {B = \"2\"}\n");
+    struct err err = {0};
+    OWN(task) struct task *task = load_one(dir, &err);
+    EXPECT_TEXT(err.text, "");
+    EXPECT(task && task->step_count == 2);
+    struct task *one = task->steps[0], *two = task->steps[1];
+    EXPECT_TEXT(task->instruction, "First.\n");
+    EXPECT_TEXT(one->name, "one");
+    EXPECT(one->has_reward_min && one->reward_min == 0.5 && !two->has_reward_min);
+    EXPECT_INT(one->agent_ms_max, 7000);
+    EXPECT_INT(two->agent_ms_max, 50000);
+    EXPECT_INT(two->verify_ms_max, 3000);
+    EXPECT_TEXT(two->verify_env[0], "B=2");
+    EXPECT(one->tests_more && !two->tests_more && two->tests_dir);
+    EXPECT_INT(one->setup_count, 1);
+    EXPECT(two->solution_dir && !one->solution_dir && !task_has_solution(task));
+    EXPECT(!task->warnings);
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(steps_that_cannot_be_are_refused)
+{
+    make_dir();
+    write_steps("[[steps]]\nname = \"three\"\n");
+    expect_error(dir, "no directory steps/three");
+    write_steps("[[steps]]\nname = \"../x\"\n");
+    expect_error(dir, "cannot be the name");
+    write_steps("[[steps]]\nname = \"one\"\n");
+    expect_error(dir, "two steps");
+    write_steps("min_reward = \"much\"\n");
+    expect_error(dir, "min_reward");
+    write_steps("");
+    OWN(mem) char *path = mem_format("%s/steps/two/instruction.md", dir);
+    unlink(path);
+    expect_error(dir, "no instruction");
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(rewards_of_steps_are_rolled_up)
+{
+    struct task task = {.roll_up = TASK_ROLL_UP_MEAN};
+    OWN(arena) struct arena arena = {0};
+    struct trace_reward each[3] = {{.known = true, .value = 1, .detail = STR("{\"a\": 1}")},
+                                   {.known = true, .value = 0.5, .detail = STR("{\"b\": 0.6}")},
+                                   {.known = false}};
+    struct trace_reward mean = task_roll_up(&task, each, 3, &arena);
+    EXPECT(mean.known && mean.value == 0.5);
+    EXPECT(str_find(mean.detail, STR("\"a\":0.3333")) > 0);
+    EXPECT(str_find(mean.detail, STR("\"b\":0.2")) > 0);
+    task.roll_up = TASK_ROLL_UP_FINAL;
+    struct trace_reward final = task_roll_up(&task, each, 3, &arena);
+    EXPECT(final.value == 0.5);
+}
+
+/* ---------------------------------------------------------------- host variables */
+TEST(host_variables_are_read_late_and_hidden_afterwards)
+{
+    struct err err = {0};
+    OWN(arena) struct arena arena = {0};
+    const char *const *out = NULL, *const *secrets = NULL;
+    OWN(task) struct task *task = load_one("{\"instruction\": \"x\"}", &err);
+    const char *const list[] = {"A=${TASK_TEST_KEY}", "B=x-${TASK_TEST_NONE:-y}-z", "C=$plain${",
+                                NULL};
+    setenv("TASK_TEST_KEY", "very secret", 1);
+    EXPECT_INT(task_env_resolve(task, list, &arena, &out, &secrets, &err), 0);
+    EXPECT_TEXT(out[0], "A=very secret");
+    EXPECT_TEXT(out[1], "B=x-y-z");
+    EXPECT_TEXT(out[2], "C=$plain${");
+    OWN(buf) struct buf text = {0};
+    buf_str_append(&text, STR("it is very secret, very secret!"));
+    task_secrets_hide(secrets, &text);
+    EXPECT_STR(buf_str(&text), STR("it is [TASK_TEST_KEY], [TASK_TEST_KEY]!"));
+
+    const char *const missing[] = {"A=${TASK_TEST_NONE}", NULL};
+    EXPECT_INT(task_env_resolve(task, missing, &arena, &out, NULL, &err), -1);
+    EXPECT(strstr(err.text, "TASK_TEST_NONE") != NULL);
+    setenv("POSTERN_MODEL_KEY", "sk", 1);
+    const char *const own[] = {"A=${POSTERN_MODEL_KEY}", NULL};
+    EXPECT_INT(task_env_resolve(task, own, &arena, &out, NULL, &err), -1);
+    EXPECT_INT(err.kind, ERR_DENIED);
+    OWN(task) struct task *sent = task_from_json(STR("{\"instruction\":\"x\"}"), "'task'", &err);
+    EXPECT_INT(task_env_resolve(sent, list, &arena, &out, NULL, &err), -1);
+    EXPECT_INT(err.kind, ERR_DENIED);
+}
+
+/* ---------------------------------------------------------------- sets */
+static size_t load_count(const char *what, char *names, size_t size)
+{
+    struct task **tasks = NULL;
+    size_t count = 0;
+    struct err err = {0};
+    names[0] = '\0';
+    if (task_load(what, &tasks, &count, &err) < 0) {
+        snprintf(names, size, "%s", err.text);
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        strncat(names, tasks[i]->name, size - strlen(names) - 2);
+        strcat(names, " ");
+    }
+    task_list_free(tasks, count);
+    return count;
+}
+
+TEST(a_selection_of_a_file_of_lines_is_loaded)
+{
+    make_dir();
+    OWN(buf) struct buf text = {0};
+    for (int i = 0; i < 20; i++)
+        buf_format(&text, "{\"instruction\":\"do %d\",\"id\":\"t%d\"}\n%s", i, i,
+                   i % 3 ? "" : "\n");
+    write_at("many.jsonl", buf_text(&text));
+    static const struct {
+        const char *selection, *names;
+    } cases[] = {{"#3", "t3 "},     {"#18-19", "t18 t19 "}, {"#t7", "t7 "}, {"#18-40", "t18 t19 "},
+                 {"#nobody", NULL}, {"#20", NULL},          {"#", NULL}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        OWN(mem) char *what = mem_format("%s/many.jsonl%s", dir, cases[i].selection);
+        char names[400];
+        size_t count = load_count(what, names, sizeof names);
+        EXPECT(!cases[i].names == !count);
+        if (cases[i].names)
+            EXPECT_TEXT(names, cases[i].names);
+    }
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(a_directory_of_tasks_stands_for_each_of_them)
+{
+    make_dir();
+    write_at("b/task.toml", "");
+    write_at("b/instruction.md", "B");
+    write_at("a/task.toml", "");
+    write_at("a/instruction.md", "A");
+    write_at("notes/readme", "");
+    char names[200];
+    EXPECT_INT(load_count(dir, names, sizeof names), 2);
+    EXPECT_TEXT(names, "a b ");
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(what_the_verifier_sees_of_system_directories_is_the_tasks_choice)
+{
+    struct err err = {0};
+    const char *names[TASK_SYSTEM_DIRS_MAX + 1];
+    OWN(task) struct task *plain = load_one("{\"instruction\": \"x\"}", &err);
+    size_t all = task_pristine_dirs(plain, names);
+    EXPECT(all >= 8);
+    OWN(task)
+    struct task *root = load_one("{\"instruction\": \"x\", \"workdir\": \"/root/x\", "
+                                 "\"verifier\": {\"carry\": [\"/etc/nginx\"]}}",
+                                 &err);
+    EXPECT_INT(task_pristine_dirs(root, names), all - 2);
+    for (size_t i = 0; names[i]; i++)
+        EXPECT(strcmp(names[i], "etc") != 0 && strcmp(names[i], "root") != 0);
+    OWN(task)
+    struct task *everything =
+        load_one("{\"instruction\": \"x\", \"verifier\": {\"carry\": [\"/\"]}}", &err);
+    EXPECT_INT(task_pristine_dirs(everything, names), 0);
 }
