@@ -62,6 +62,7 @@ struct config {
     int64_t rollout_setup_ms_max;
     int64_t rollout_verify_ms_max;
     int64_t rollout_retries_max;
+    bool rollout_offline;
     int64_t rollout_artifact_bytes_max;
     int64_t rollout_log_bytes_max;
     int64_t rollout_queued_max;

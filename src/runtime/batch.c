@@ -155,15 +155,16 @@ static int submit_one(struct batch *batch, struct row *row, struct err *err)
         .model = batch->model,
         .mode = asked->mode,
         .backend = config->sandbox_backend,
-        .root = asked->root        ? asked->root
-                : task->root_image ? NULL
-                                   : config->sandbox_root,
+        .root = asked->root           ? asked->root
+                : task_has_root(task) ? NULL
+                                      : config->sandbox_root,
         .isolation = (int)config->sandbox_isolation,
         .run = asked->label,
         .group = batch->group,
         .index = number,
         .wall_ms_max = asked->wall_ms_max,
         .turns_max = asked->turns_max,
+        .offline = asked->offline || config->rollout_offline,
         .sampling = asked->sampling ? str_of(asked->sampling) : STR_NONE,
         .on_final = on_final,
         .context = row,

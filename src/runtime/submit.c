@@ -90,13 +90,14 @@ int submitter_submit(void *context, const struct api_submit *order, char id[ID_M
         .index = order->index,
         .wall_ms_max = order->wall_ms_max,
         .turns_max = order->turns_max,
+        .offline = config->rollout_offline,
         .tools = order->tools,
     };
     if (machine->closing || !machine->rollouts)
         return err_set(err, ERR_CANCELLED, "the server is stopping");
     int result = find_all(submitter, order, &request, err);
     if (result == 0) {
-        request.root = request.task->root_image ? NULL : config->sandbox_root;
+        request.root = task_has_root(request.task) ? NULL : config->sandbox_root;
         result = rollouts_submit(machine->rollouts, &request, id, err);
     }
     task_unref(request.task);

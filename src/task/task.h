@@ -166,6 +166,11 @@ static inline void own_task_source(struct task_source **source)
     task_source_close(*source);
 }
 bool task_has_verifier(const struct task *task);
+/* It says what its root is: an image, a directory, a Dockerfile. */
+static inline bool task_has_root(const struct task *task)
+{
+    return task->root_image || task->image.name || task->image.build_dir;
+}
 bool task_has_apart(const struct task *task);    /* a tool that runs apart */
 bool task_has_solution(const struct task *task); /* all of its steps have one */
 /* ERR_UNSUPPORTED by name when the task cannot have the network it asks for (`network_off`: the

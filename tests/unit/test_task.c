@@ -480,12 +480,12 @@ TEST(rewards_of_steps_are_rolled_up)
     struct task task = {.roll_up = TASK_ROLL_UP_MEAN};
     OWN(arena) struct arena arena = {0};
     struct trace_reward each[3] = {{.known = true, .value = 1, .detail = STR("{\"a\": 1}")},
-                                   {.known = true, .value = 0.5, .detail = STR("{\"b\": 0.6}")},
+                                   {.known = true, .value = 0.5, .detail = STR("{\"b\": 0.75}")},
                                    {.known = false}};
     struct trace_reward mean = task_roll_up(&task, each, 3, &arena);
     EXPECT(mean.known && mean.value == 0.5);
     EXPECT(str_find(mean.detail, STR("\"a\":0.3333")) > 0);
-    EXPECT(str_find(mean.detail, STR("\"b\":0.2")) > 0);
+    EXPECT(str_find(mean.detail, STR("\"b\":0.25")) > 0);
     task.roll_up = TASK_ROLL_UP_FINAL;
     struct trace_reward final = task_roll_up(&task, each, 3, &arena);
     EXPECT(final.value == 0.5);
