@@ -31,6 +31,17 @@ static const char own_prompt[] =
     "a "
     "short summary and no tool call: that ends the work.";
 
+static const char tool_text[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"bash\",\"description\":\"Runs a command in a "
+    "fresh bash shell (sh where there is no bash) and returns its output, stdout and stderr "
+    "together, "
+    "and its exit code when that is not 0. Long output loses its middle. Input is empty: nothing "
+    "can be "
+    "typed into a running program. For something that should go on running, use & and redirect its "
+    "output to a file.\",\"parameters\":{\"type\":\"object\",\"properties\":{\"command\":{\"type\":"
+    "\"string\",\"description\":\"The command line or script.\"},\"timeout\":{\"type\":\"number\","
+    "\"description\":\"Seconds after which it is killed.\"}},\"required\":[\"command\"]}}}]";
+
 struct agent {
     const struct mini_options *options;
     struct mini_events events;
@@ -57,7 +68,7 @@ static void add_message(struct agent *agent, const char *role, struct str conten
     json_end_object(&writer);
 }
 
-static void add_answer(struct agent *agent, const struct mini_answer *answer)
+static void add_answer(struct agent *agent, const struct chat_answer *answer)
 {
     struct json_writer writer = begin_message(agent, "assistant");
     json_key(&writer, "content");
@@ -71,7 +82,7 @@ static void add_answer(struct agent *agent, const struct mini_answer *answer)
         json_key(&writer, "tool_calls");
         json_begin_array(&writer);
         for (size_t i = 0; i < answer->call_count; i++) {
-            const struct mini_call *call = &answer->calls[i];
+            const struct chat_call *call = &answer->calls[i];
             json_begin_object(&writer);
             json_set_str(&writer, "id", buf_str(&call->id));
             json_set_text(&writer, "type", "function");
@@ -121,7 +132,7 @@ static uint32_t timeout_of(const struct mini_options *options, struct json argum
     return seconds < 1 ? 1000 : (uint32_t)(seconds * 1000);
 }
 
-static void refuse(struct agent *agent, const struct mini_call *call, const char *why)
+static void refuse(struct agent *agent, const struct chat_call *call, const char *why)
 {
     OWN(buf) struct buf text = {0};
     buf_format(&text, "error: %s", why);
@@ -131,7 +142,7 @@ static void refuse(struct agent *agent, const struct mini_call *call, const char
     add_result(agent, buf_str(&call->id), buf_str(&text));
 }
 
-static void run_command(struct agent *agent, const struct mini_call *call, const char *text,
+static void run_command(struct agent *agent, const struct chat_call *call, const char *text,
                         uint32_t timeout_ms)
 {
     const struct mini_options *options = agent->options;
@@ -154,7 +165,7 @@ static void run_command(struct agent *agent, const struct mini_call *call, const
     add_result(agent, buf_str(&call->id), buf_str(&content));
 }
 
-static void handle_call(struct agent *agent, const struct mini_call *call)
+static void handle_call(struct agent *agent, const struct chat_call *call)
 {
     OWN(json_doc) struct json_doc doc = {0};
     OWN(arena) struct arena arena = {0};
@@ -209,12 +220,14 @@ static int take_turn(struct agent *agent)
     if (agent->events.turn >= options->turns_max)
         return finish(agent, "the turn limit was reached", MINI_LIMIT);
     agent->events.turn++;
-    struct mini_model model = options->model;
+    struct chat_model model = options->model;
     model.on_retry = on_retry;
+    model.agent = "postern-mini";
+    model.tools = STR(tool_text);
     model.context = agent;
-    struct mini_answer answer;
+    struct chat_answer answer;
     struct err err = {0};
-    if (mini_model_ask(&model, buf_str(&agent->messages), &answer, &err) < 0) {
+    if (chat_model_ask(&model, buf_str(&agent->messages), &answer, &err) < 0) {
         if (err.kind == ERR_TIMEOUT)
             return finish(agent, "the time limit was reached", MINI_LIMIT);
         mini_event_error(&agent->events, err.text, 0, -1);
@@ -227,7 +240,7 @@ static int take_turn(struct agent *agent)
     size_t calls = answer.call_count;
     for (size_t i = 0; i < calls && !time_is_over(agent); i++)
         handle_call(agent, &answer.calls[i]);
-    mini_answer_deinit(&answer);
+    chat_answer_deinit(&answer);
     return calls ? -1 : finish(agent, "finished", MINI_FINISHED);
 }
 

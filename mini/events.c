@@ -32,7 +32,7 @@ static void end(struct json_writer *writer)
     put(writer->out);
 }
 
-void mini_event_assistant(struct mini_events *events, const struct mini_answer *answer)
+void mini_event_assistant(struct mini_events *events, const struct chat_answer *answer)
 {
     struct buf line = {0};
     if (!events->json) {
@@ -72,11 +72,11 @@ void mini_event_tool_call(struct mini_events *events, struct str id, struct str 
 static void put_plain_result(const struct mini_outcome *outcome, struct str error)
 {
     struct buf line = {0};
-    struct mini_clip clip = {.half_max = SHOWN_BYTES_MAX / 2};
+    struct chat_clip clip = {.half_max = SHOWN_BYTES_MAX / 2};
     struct str shown = str_trim(outcome ? buf_str(&outcome->output) : error);
     if (shown.size)
-        mini_clip_add(&clip, shown);
-    mini_clip_finish(&clip, &line);
+        chat_clip_add(&clip, shown);
+    chat_clip_finish(&clip, &line);
     if (outcome && outcome->timed_out)
         buf_format(&line, "%s[timed out]", line.size ? "\n" : "");
     else if (outcome && outcome->code)

@@ -1,17 +1,15 @@
 /* options.c - flags and environment. The key comes from the environment only, never from argv, and
  * is taken out of the environment that commands see. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "mini.h"
 
-#define TEXT_BYTES_MAX (8u * 1024 * 1024)
+#define PROGRAM "postern-mini"
 
 static const char usage_text[] =
     "usage: postern-mini [options] [INSTRUCTION | -]\n"
@@ -52,203 +50,32 @@ struct parse {
     bool help, version;
 };
 
-enum kind { FLAG_TEXT, FLAG_NUMBER, FLAG_REAL, FLAG_ON, FLAG_OFF };
-
-struct flag {
-    const char *name;
-    enum kind kind;
-    void *target;
-    long long min, max;
-};
-
-static int fail(const char *format, const char *detail)
-{
-    fprintf(stderr, "postern-mini: ");
-    fprintf(stderr, format, detail);
-    fprintf(stderr, "\n");
-    return -1;
-}
-
-static int take_value(const struct flag *flag, const char *value, struct parse *parse)
-{
-    long long number;
-    switch (flag->kind) {
-    case FLAG_TEXT:
-        *(const char **)flag->target = value;
-        return 0;
-    case FLAG_NUMBER:
-        if (!str_to_long(str_of(value), &number) || number < flag->min || number > flag->max) {
-            fprintf(stderr, "postern-mini: %s must be between %lld and %lld, not '%s'\n",
-                    flag->name, flag->min, flag->max, value);
-            return -1;
-        }
-        *(long long *)flag->target = number;
-        return 0;
-    case FLAG_REAL:
-        if (!str_to_double(str_of(value), flag->target))
-            return fail("--temperature must be a number, not '%s'", value);
-        parse->out->model.has_temperature = true;
-        return 0;
-    case FLAG_ON:
-    case FLAG_OFF:
-        *(bool *)flag->target = flag->kind == FLAG_ON;
-        return 0;
-    }
-    return 0;
-}
-
-static int unknown_flag(const char *given, const struct flag *flags, size_t count)
-{
-    const char *names[32];
-    for (size_t i = 0; i < count && i < COUNT(names); i++)
-        names[i] = flags[i].name;
-    const char *nearest = text_nearest(given, names, count < COUNT(names) ? count : COUNT(names));
-    fprintf(stderr, "postern-mini: there is no option %s%s%s%s\n", given,
-            nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
-    return -1;
-}
-
-static int parse_flag(struct parse *parse, const struct flag *flags, size_t count, char **argv,
-                      int *at)
-{
-    struct str rest = str_of(argv[*at]);
-    struct str name = str_cut(&rest, '=');
-    for (size_t i = 0; i < count; i++) {
-        if (!str_is(name, flags[i].name))
-            continue;
-        bool plain = flags[i].kind == FLAG_ON || flags[i].kind == FLAG_OFF;
-        if (plain && rest.data)
-            return fail("%s takes no value", flags[i].name);
-        const char *value = rest.data;
-        if (!plain && !value) {
-            value = argv[*at + 1];
-            if (!value)
-                return fail("%s needs a value", flags[i].name);
-            ++*at;
-        }
-        return take_value(&flags[i], value, parse);
-    }
-    return unknown_flag(argv[*at], flags, count);
-}
-
 static int parse_args(struct parse *parse, int argc, char **argv)
 {
-    struct mini_model *model = &parse->out->model;
+    struct chat_model *model = &parse->out->model;
     struct numbers *n = &parse->numbers;
-    const struct flag flags[] = {
-        {"--instruction", FLAG_TEXT, &parse->instruction_file, 0, 0},
-        {"--system", FLAG_TEXT, &parse->system_file, 0, 0},
-        {"--base-url", FLAG_TEXT, &parse->base_url, 0, 0},
-        {"--model", FLAG_TEXT, &model->name, 0, 0},
-        {"--temperature", FLAG_REAL, &model->temperature, 0, 0},
-        {"--max-tokens", FLAG_NUMBER, &n->tokens, 1, 100000000},
-        {"--no-stream", FLAG_OFF, &model->stream, 0, 0},
-        {"--cwd", FLAG_TEXT, &parse->cwd, 0, 0},
-        {"--max-turns", FLAG_NUMBER, &n->turns, 1, 1000000},
-        {"--max-seconds", FLAG_NUMBER, &n->seconds, 1, 31536000},
-        {"--max-output-bytes", FLAG_NUMBER, &n->output, 256, 67108864},
-        {"--command-seconds", FLAG_NUMBER, &n->command, 1, 4000000},
-        {"--max-command-seconds", FLAG_NUMBER, &n->command_max, 1, 4000000},
-        {"--idle-seconds", FLAG_NUMBER, &n->idle, 1, 4000000},
-        {"--retries", FLAG_NUMBER, &n->retries, 0, 1000},
-        {"--json", FLAG_ON, &parse->out->json, 0, 0},
-        {"--help", FLAG_ON, &parse->help, 0, 0},
-        {"-h", FLAG_ON, &parse->help, 0, 0},
-        {"--version", FLAG_ON, &parse->version, 0, 0},
+    const struct chat_flag flags[] = {
+        {"--instruction", CHAT_FLAG_TEXT, &parse->instruction_file},
+        {"--system", CHAT_FLAG_TEXT, &parse->system_file},
+        {"--base-url", CHAT_FLAG_TEXT, &parse->base_url},
+        {"--model", CHAT_FLAG_TEXT, &model->name},
+        {"--temperature", CHAT_FLAG_REAL, &model->temperature, 0, 0, &model->has_temperature},
+        {"--max-tokens", CHAT_FLAG_NUMBER, &n->tokens, 1, 100000000},
+        {"--no-stream", CHAT_FLAG_OFF, &model->stream},
+        {"--cwd", CHAT_FLAG_TEXT, &parse->cwd},
+        {"--max-turns", CHAT_FLAG_NUMBER, &n->turns, 1, 1000000},
+        {"--max-seconds", CHAT_FLAG_NUMBER, &n->seconds, 1, 31536000},
+        {"--max-output-bytes", CHAT_FLAG_NUMBER, &n->output, 256, 67108864},
+        {"--command-seconds", CHAT_FLAG_NUMBER, &n->command, 1, 4000000},
+        {"--max-command-seconds", CHAT_FLAG_NUMBER, &n->command_max, 1, 4000000},
+        {"--idle-seconds", CHAT_FLAG_NUMBER, &n->idle, 1, 4000000},
+        {"--retries", CHAT_FLAG_NUMBER, &n->retries, 0, 1000},
+        {"--json", CHAT_FLAG_ON, &parse->out->json},
+        {"--help", CHAT_FLAG_ON, &parse->help},
+        {"-h", CHAT_FLAG_ON, &parse->help},
+        {"--version", CHAT_FLAG_ON, &parse->version},
     };
-    bool only_words = false;
-    for (int i = 1; i < argc; i++) {
-        const char *argument = argv[i];
-        if (!only_words && strcmp(argument, "--") == 0) {
-            only_words = true;
-        } else if (!only_words && argument[0] == '-' && argument[1]) {
-            if (parse_flag(parse, flags, COUNT(flags), argv, &i) < 0)
-                return -1;
-        } else if (parse->instruction) {
-            return fail("one instruction is enough; what is '%s'? (quote it)", argument);
-        } else {
-            parse->instruction = argument;
-        }
-    }
-    return 0;
-}
-
-/* A file, or standard input for "-". The text lives as long as the program. */
-static int read_text(const char *path, struct str *out)
-{
-    struct buf text = {0};
-    OWN(fd)
-    int file = strcmp(path, "-") == 0 ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
-                                      : open(path, O_RDONLY | O_CLOEXEC);
-    for (;;) {
-        char *room = buf_reserve(&text, 65536);
-        ssize_t got = file < 0 ? -1 : read(file, room, 65536);
-        if (got < 0 && file >= 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            fprintf(stderr, "postern-mini: '%s': %s\n", path, strerror(errno));
-            buf_deinit(&text);
-            return -1;
-        }
-        if (got == 0)
-            break;
-        buf_added(&text, (size_t)got);
-        if (text.size > TEXT_BYTES_MAX) {
-            buf_deinit(&text);
-            return fail("'%s' is larger than 8 MB", path);
-        }
-    }
-    size_t size = text.size;
-    *out = str_make(buf_take(&text), size);
-    return 0;
-}
-
-static int read_instruction(struct parse *parse)
-{
-    if (parse->instruction && parse->instruction_file)
-        return fail("%s", "give the instruction once: as an argument or with --instruction");
-    if (!parse->instruction && !parse->instruction_file)
-        return fail(
-            "%s", "what should be done? Give an instruction, --instruction FILE or - (see --help)");
-    const char *file = parse->instruction_file;
-    if (!file && strcmp(parse->instruction, "-") == 0)
-        file = "-";
-    if (file && read_text(file, &parse->out->instruction) < 0)
-        return -1;
-    if (!file)
-        parse->out->instruction = str_of(parse->instruction);
-    if (str_trim(parse->out->instruction).size == 0)
-        return fail("%s", "the instruction is empty");
-    return 0;
-}
-
-static const char *variable(const char *name)
-{
-    const char *value = getenv(name);
-    return value && value[0] ? value : NULL;
-}
-
-static int read_model(struct parse *parse)
-{
-    struct mini_model *model = &parse->out->model;
-    struct err err = {0};
-    if (!model->name)
-        model->name = variable("OPENAI_MODEL");
-    if (!model->name)
-        return fail("%s", "no model: use --model NAME or OPENAI_MODEL");
-    if (!parse->base_url)
-        parse->base_url = variable("OPENAI_BASE_URL");
-    if (!parse->base_url)
-        return fail("%s", "no server: use --base-url URL or OPENAI_BASE_URL");
-    if (mini_url_parse(parse->base_url, &model->url, &err) < 0)
-        return fail("%s", err.text);
-    if (variable("OPENAI_API_KEY")) {
-        model->key = mem_dup(variable("OPENAI_API_KEY"));
-        if (strpbrk(model->key, "\r\n"))
-            return fail("%s", "OPENAI_API_KEY holds a line break");
-    }
-    (void)unsetenv("OPENAI_API_KEY");
-    return 0;
+    return chat_flags_read(PROGRAM, flags, COUNT(flags), argc, argv, &parse->instruction);
 }
 
 static void take_numbers(const struct numbers *numbers, struct mini_options *out)
@@ -285,8 +112,10 @@ int mini_options_read(int argc, char **argv, struct mini_options *out, int *exit
         return -1;
     }
     struct str system = STR_NONE;
-    if (read_instruction(&parse) < 0 || read_model(&parse) < 0 ||
-        (parse.system_file && read_text(parse.system_file, &system) < 0))
+    if (chat_read_instruction(PROGRAM, parse.instruction, parse.instruction_file,
+                              &out->instruction) < 0 ||
+        chat_model_setup(PROGRAM, &out->model, parse.base_url) < 0 ||
+        (parse.system_file && chat_read_text(PROGRAM, parse.system_file, &system) < 0))
         return -1;
     out->system = system.data;
     if (parse.cwd && chdir(parse.cwd) < 0) {

@@ -30,65 +30,6 @@ void mini_shell_kill(void)
         (void)kill(-(pid_t)running_group, SIGKILL);
 }
 
-/* ---------------------------------------------------------------- clipping */
-
-void mini_clip_add(struct mini_clip *clip, struct str bytes)
-{
-    clip->total += bytes.size;
-    if (clip->head.size < clip->half_max) {
-        struct str front = str_upto(bytes, clip->half_max - clip->head.size);
-        buf_str_append(&clip->head, front);
-        bytes = str_from(bytes, front.size);
-    }
-    if (bytes.size > clip->half_max)
-        bytes = str_from(bytes, bytes.size - clip->half_max);
-    buf_str_append(&clip->tail, bytes);
-    if (clip->tail.size > clip->half_max)
-        buf_consume(&clip->tail, clip->tail.size - clip->half_max);
-}
-
-static bool continues(char byte)
-{
-    return ((unsigned char)byte & 0xc0) == 0x80;
-}
-
-/* Without the beginning of a character whose rest is missing. */
-static struct str trim_end(struct str s)
-{
-    size_t at = s.size;
-    while (at > 0 && s.size - at < 3 && continues(s.data[at - 1]))
-        at--;
-    if (at == 0)
-        return s;
-    unsigned char lead = (unsigned char)s.data[at - 1];
-    size_t wanted = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
-    return s.size - (at - 1) < wanted ? str_upto(s, at - 1) : s;
-}
-
-static struct str trim_start(struct str s)
-{
-    for (int i = 0; i < 3 && s.size && continues(s.data[0]); i++)
-        s = str_from(s, 1);
-    return s;
-}
-
-void mini_clip_finish(struct mini_clip *clip, struct buf *out)
-{
-    struct str head = buf_str(&clip->head), tail = buf_str(&clip->tail);
-    bool cut = clip->total > clip->head.size + clip->tail.size;
-    if (cut) {
-        head = trim_end(head);
-        tail = trim_start(tail);
-    }
-    buf_str_append(out, head);
-    if (cut)
-        buf_format(out, "\n[... %llu bytes left out ...]\n",
-                   (unsigned long long)(clip->total - head.size - tail.size));
-    buf_str_append(out, tail);
-    buf_deinit(&clip->head);
-    buf_deinit(&clip->tail);
-}
-
 /* ---------------------------------------------------------------- starting */
 
 _Noreturn static void become_shell(const struct mini_command *command, int output)
@@ -135,7 +76,7 @@ static pid_t start(const struct mini_command *command, int *output, struct err *
 /* ---------------------------------------------------------------- running */
 
 /* Reads what is there. False: the pipe is closed. */
-static bool take_output(int fd, struct mini_clip *clip)
+static bool take_output(int fd, struct chat_clip *clip)
 {
     char bytes[16384];
     for (;;) {
@@ -146,7 +87,7 @@ static bool take_output(int fd, struct mini_clip *clip)
             return true;
         if (got == 0)
             return false;
-        mini_clip_add(clip, str_make(bytes, (size_t)got));
+        chat_clip_add(clip, str_make(bytes, (size_t)got));
     }
 }
 
@@ -189,7 +130,7 @@ static int nap_ms(const struct life *life, bool has_pidfd)
 }
 
 /* Waits for the shell, reading meanwhile. Returns its status. */
-static int attend(pid_t child, int output, struct life *life, struct mini_clip *clip)
+static int attend(pid_t child, int output, struct life *life, struct chat_clip *clip)
 {
     bool open = true;
     int status = 0;
@@ -228,7 +169,7 @@ int mini_shell_run(const struct mini_command *command, struct mini_outcome *out,
     struct life life = {.end_ms = begin + command->timeout_ms, .kill_ms = NEVER};
     if (command->deadline_ms < life.end_ms)
         life.end_ms = command->deadline_ms;
-    struct mini_clip clip = {.half_max = command->output_bytes_max / 2};
+    struct chat_clip clip = {.half_max = command->output_bytes_max / 2};
     int status = attend(child, output, &life, &clip);
     running_group = 0;
     out->timed_out = life.timed_out;
@@ -236,6 +177,6 @@ int mini_shell_run(const struct mini_command *command, struct mini_outcome *out,
     out->wall_ms = clock_mono_ms() - begin;
     out->output_bytes = clip.total;
     out->truncated = clip.total > clip.head.size + clip.tail.size;
-    mini_clip_finish(&clip, &out->output);
+    chat_clip_finish(&clip, &out->output);
     return 0;
 }

@@ -13,7 +13,9 @@ TOP = Path(__file__).resolve().parent.parent
 PROGRAMS = {
     "porter": {"base", "wire", "porter"},
     "keeper": {"base", "wire", "keeper", "sandbox"},
-    "mini": {"base", "json", "mini"},
+    "mini": {"base", "json", "chat", "mini"},
+    "terminus": {"base", "json", "chat", "terminus"},
+    "chat": {"base", "json", "chat"},
 }
 # What the keeper may see of the sandbox room: the protocol they share, nothing else.
 KEEPER_SANDBOX = {"sandbox/keeper_protocol.h"}

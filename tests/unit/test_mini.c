@@ -10,24 +10,24 @@
 
 TEST(a_base_url_is_taken_apart)
 {
-    struct mini_url url;
+    struct chat_url url;
     struct err err = {0};
-    EXPECT(mini_url_parse("http://127.0.0.1:13131/v1/", &url, &err) == 0);
+    EXPECT(chat_url_parse("http://127.0.0.1:13131/v1/", &url, &err) == 0);
     EXPECT_TEXT(url.host, "127.0.0.1");
     EXPECT_TEXT(url.port, "13131");
     EXPECT_TEXT(url.path, "/v1");
-    EXPECT(mini_url_parse("http://host", &url, &err) == 0);
+    EXPECT(chat_url_parse("http://host", &url, &err) == 0);
     EXPECT_TEXT(url.port, "80");
     EXPECT_TEXT(url.path, "");
-    EXPECT(mini_url_parse("http://[::1]:8000/a/b", &url, &err) == 0);
+    EXPECT(chat_url_parse("http://[::1]:8000/a/b", &url, &err) == 0);
     EXPECT_TEXT(url.host, "::1");
     EXPECT_TEXT(url.port, "8000");
     EXPECT_TEXT(url.path, "/a/b");
-    EXPECT(mini_url_parse("https://host/v1", &url, &err) < 0);
+    EXPECT(chat_url_parse("https://host/v1", &url, &err) < 0);
     EXPECT_TEXT(err.text, "the base URL must start with http://");
-    EXPECT(mini_url_parse("http://", &url, &err) < 0);
-    EXPECT(mini_url_parse("http://h:0/", &url, &err) < 0);
-    EXPECT(mini_url_parse("http://h:x/", &url, &err) < 0);
+    EXPECT(chat_url_parse("http://", &url, &err) < 0);
+    EXPECT(chat_url_parse("http://h:0/", &url, &err) < 0);
+    EXPECT(chat_url_parse("http://h:x/", &url, &err) < 0);
 }
 
 #define STREAM                                                                                     \
@@ -49,12 +49,12 @@ TEST(a_streamed_answer_is_the_same_however_it_is_cut)
 {
     struct str whole = STR(STREAM STREAM_END);
     for (size_t piece = 1; piece <= whole.size; piece = piece * 3 + 1) {
-        struct mini_answer answer = {0};
-        struct mini_parser *parser = mini_parser_new(true, &answer);
+        struct chat_answer answer = {0};
+        struct chat_parser *parser = chat_parser_new(true, &answer);
         struct err err = {0};
         for (struct str rest = whole; rest.size; rest = str_from(rest, piece))
-            EXPECT(mini_parser_feed(parser, str_upto(rest, piece), &err) == 0);
-        EXPECT(mini_parser_end(parser, &err) == 0);
+            EXPECT(chat_parser_feed(parser, str_upto(rest, piece), &err) == 0);
+        EXPECT(chat_parser_end(parser, &err) == 0);
         EXPECT_STR(buf_str(&answer.text), STR("I l\xc3\xb6ok"));
         EXPECT_STR(buf_str(&answer.reasoning), STR("hm"));
         EXPECT_TEXT(answer.reasoning_key, "reasoning_content");
@@ -64,8 +64,8 @@ TEST(a_streamed_answer_is_the_same_however_it_is_cut)
         EXPECT_STR(buf_str(&answer.calls[0].arguments), STR("{\"command\":1}"));
         EXPECT_STR(buf_str(&answer.calls[0].id), STR("a"));
         EXPECT(str_starts(buf_str(&answer.calls[1].id), STR("call_")));
-        mini_parser_free(parser);
-        mini_answer_deinit(&answer);
+        chat_parser_free(parser);
+        chat_answer_deinit(&answer);
     }
 }
 
@@ -76,31 +76,31 @@ TEST(an_answer_that_was_cut_off_is_never_complete)
                                       "data: {\"choices\":[{\"delta\":{},\"finish_reason\":"
                                       "\"stop\"}]}" /* no end of line: who knows what followed */};
     for (size_t i = 0; i < COUNT(cut); i++) {
-        struct mini_answer answer = {0};
-        struct mini_parser *parser = mini_parser_new(true, &answer);
+        struct chat_answer answer = {0};
+        struct chat_parser *parser = chat_parser_new(true, &answer);
         struct err err = {0};
-        EXPECT(mini_parser_feed(parser, str_of(cut[i]), &err) == 0);
-        EXPECT(mini_parser_end(parser, &err) < 0);
+        EXPECT(chat_parser_feed(parser, str_of(cut[i]), &err) == 0);
+        EXPECT(chat_parser_end(parser, &err) < 0);
         EXPECT_INT(err.kind, ERR_LOST);
-        mini_parser_free(parser);
-        mini_answer_deinit(&answer);
+        chat_parser_free(parser);
+        chat_answer_deinit(&answer);
     }
-    struct mini_answer answer = {0};
-    struct mini_parser *parser = mini_parser_new(true, &answer);
+    struct chat_answer answer = {0};
+    struct chat_parser *parser = chat_parser_new(true, &answer);
     struct err err = {0};
-    EXPECT(mini_parser_feed(parser, STR("data: {\"error\":{\"message\":\"died\"}}\n\n"), &err) < 0);
+    EXPECT(chat_parser_feed(parser, STR("data: {\"error\":{\"message\":\"died\"}}\n\n"), &err) < 0);
     EXPECT_TEXT(err.text, "the model server reported: died");
-    mini_parser_free(parser);
-    mini_answer_deinit(&answer);
+    chat_parser_free(parser);
+    chat_answer_deinit(&answer);
 }
 
 static char *clipped(const char *text, size_t half_max, size_t piece)
 {
-    struct mini_clip clip = {.half_max = half_max};
+    struct chat_clip clip = {.half_max = half_max};
     struct buf out = {0};
     for (struct str rest = str_of(text); rest.size; rest = str_from(rest, piece))
-        mini_clip_add(&clip, str_upto(rest, piece));
-    mini_clip_finish(&clip, &out);
+        chat_clip_add(&clip, str_upto(rest, piece));
+    chat_clip_finish(&clip, &out);
     return buf_take(&out);
 }
 

@@ -13,7 +13,7 @@
 #include "base/id.h"
 #include "base/mem.h"
 #include "json/json.h"
-#include "mini.h"
+#include "chat.h"
 
 #define CALLS_MAX 64
 #define BACKOFF_MS_MIN 500
@@ -23,8 +23,8 @@
 
 /* ---------------------------------------------------------------- the answer */
 
-struct mini_parser {
-    struct mini_answer *answer;
+struct chat_parser {
+    struct chat_answer *answer;
     bool stream;
     struct buf line, data;
     bool has_data;
@@ -32,7 +32,7 @@ struct mini_parser {
     struct json_doc doc;
 };
 
-void mini_answer_deinit(struct mini_answer *answer)
+void chat_answer_deinit(struct chat_answer *answer)
 {
     buf_deinit(&answer->text);
     buf_deinit(&answer->reasoning);
@@ -44,18 +44,18 @@ void mini_answer_deinit(struct mini_answer *answer)
         buf_deinit(&answer->calls[i].arguments);
     }
     free(answer->calls);
-    *answer = (struct mini_answer){0};
+    *answer = (struct chat_answer){0};
 }
 
-struct mini_parser *mini_parser_new(bool stream, struct mini_answer *out)
+struct chat_parser *chat_parser_new(bool stream, struct chat_answer *out)
 {
-    struct mini_parser *parser = mem_zero(sizeof *parser);
+    struct chat_parser *parser = mem_zero(sizeof *parser);
     parser->stream = stream;
     parser->answer = out;
     return parser;
 }
 
-void mini_parser_free(struct mini_parser *parser)
+void chat_parser_free(struct chat_parser *parser)
 {
     if (!parser)
         return;
@@ -66,7 +66,7 @@ void mini_parser_free(struct mini_parser *parser)
     free(parser);
 }
 
-static struct mini_call *find_call(struct mini_answer *answer, int64_t index)
+static struct chat_call *find_call(struct chat_answer *answer, int64_t index)
 {
     for (size_t i = 0; i < answer->call_count; i++)
         if (answer->calls[i].index == index)
@@ -74,8 +74,8 @@ static struct mini_call *find_call(struct mini_answer *answer, int64_t index)
     if (answer->call_count >= CALLS_MAX)
         return NULL;
     answer->calls = mem_grow(answer->calls, (answer->call_count + 1) * sizeof *answer->calls);
-    struct mini_call *call = &answer->calls[answer->call_count++];
-    *call = (struct mini_call){.index = index};
+    struct chat_call *call = &answer->calls[answer->call_count++];
+    *call = (struct chat_call){.index = index};
     return call;
 }
 
@@ -85,10 +85,10 @@ static void set_once(struct buf *field, struct str value)
         buf_str_append(field, value);
 }
 
-static int take_call(struct mini_answer *answer, struct json value, int64_t index,
+static int take_call(struct chat_answer *answer, struct json value, int64_t index,
                      struct arena *scratch, struct err *err)
 {
-    struct mini_call *call = find_call(answer, index);
+    struct chat_call *call = find_call(answer, index);
     if (!call)
         return err_set(err, ERR_PROTOCOL, "the answer has more than %d tool calls", CALLS_MAX);
     struct json function = json_get(value, "function");
@@ -101,7 +101,7 @@ static int take_call(struct mini_answer *answer, struct json value, int64_t inde
     return 0;
 }
 
-static void take_reasoning(struct mini_answer *answer, struct json message, struct arena *scratch)
+static void take_reasoning(struct chat_answer *answer, struct json message, struct arena *scratch)
 {
     static const char *const keys[] = {"reasoning_content", "reasoning"};
     for (size_t i = 0; i < COUNT(keys); i++) {
@@ -115,7 +115,7 @@ static void take_reasoning(struct mini_answer *answer, struct json message, stru
 }
 
 /* A message or a delta: the same fields. */
-static int take_message(struct mini_answer *answer, struct json message, struct arena *scratch,
+static int take_message(struct chat_answer *answer, struct json message, struct arena *scratch,
                         struct err *err)
 {
     buf_str_append(&answer->text, json_str(json_get(message, "content"), scratch));
@@ -131,7 +131,7 @@ static int take_message(struct mini_answer *answer, struct json message, struct 
     return 0;
 }
 
-static int take_object(struct mini_parser *parser, struct str text, struct err *err)
+static int take_object(struct chat_parser *parser, struct str text, struct err *err)
 {
     if (json_read(&parser->doc, text, NULL, err) < 0) {
         if (err)
@@ -163,7 +163,7 @@ static int take_object(struct mini_parser *parser, struct str text, struct err *
 
 /* ---------------------------------------------------------------- server-sent events */
 
-static int take_event(struct mini_parser *parser, struct err *err)
+static int take_event(struct chat_parser *parser, struct err *err)
 {
     if (!parser->has_data)
         return 0;
@@ -173,7 +173,7 @@ static int take_event(struct mini_parser *parser, struct err *err)
     return take_object(parser, buf_str(&parser->data), err);
 }
 
-static int take_line(struct mini_parser *parser, struct str line, struct err *err)
+static int take_line(struct chat_parser *parser, struct str line, struct err *err)
 {
     if (line.size && line.data[line.size - 1] == '\r')
         line.size--;
@@ -193,7 +193,7 @@ static int take_line(struct mini_parser *parser, struct str line, struct err *er
     return 0;
 }
 
-int mini_parser_feed(struct mini_parser *parser, struct str bytes, struct err *err)
+int chat_parser_feed(struct chat_parser *parser, struct str bytes, struct err *err)
 {
     if (!parser->stream) {
         buf_str_append(&parser->body, bytes);
@@ -215,7 +215,7 @@ int mini_parser_feed(struct mini_parser *parser, struct str bytes, struct err *e
 }
 
 /* A result can only be given to a call that has an id. */
-static void name_calls(struct mini_answer *answer)
+static void name_calls(struct chat_answer *answer)
 {
     for (size_t i = 0; i < answer->call_count; i++) {
         if (answer->calls[i].id.size)
@@ -226,7 +226,7 @@ static void name_calls(struct mini_answer *answer)
     }
 }
 
-int mini_parser_end(struct mini_parser *parser, struct err *err)
+int chat_parser_end(struct chat_parser *parser, struct err *err)
 {
     if (!parser->stream && take_object(parser, buf_str(&parser->body), err) < 0)
         return -1;
@@ -239,8 +239,8 @@ int mini_parser_end(struct mini_parser *parser, struct err *err)
 /* ---------------------------------------------------------------- one attempt */
 
 struct attempt {
-    struct mini_parser *parser;
-    struct mini_answer *answer;
+    struct chat_parser *parser;
+    struct chat_answer *answer;
     struct buf error_body;
     int status;
 };
@@ -251,7 +251,7 @@ static int on_head(void *context, int status, struct str content_type)
     attempt->status = status;
     if (status == 200)
         attempt->parser =
-            mini_parser_new(str_find(content_type, STR("text/event-stream")) >= 0, attempt->answer);
+            chat_parser_new(str_find(content_type, STR("text/event-stream")) >= 0, attempt->answer);
     return 0;
 }
 
@@ -259,7 +259,7 @@ static int on_body(void *context, struct str bytes, struct err *err)
 {
     struct attempt *attempt = context;
     if (attempt->parser)
-        return mini_parser_feed(attempt->parser, bytes, err);
+        return chat_parser_feed(attempt->parser, bytes, err);
     if (attempt->error_body.size + bytes.size <= ERROR_BODY_BYTES_MAX)
         buf_str_append(&attempt->error_body, bytes);
     return 0;
@@ -286,11 +286,12 @@ static int fail_status(const struct attempt *attempt, struct err *err)
                    message.size ? ": " : "", STR_ARGS(message));
 }
 
-static int attempt_once(const struct mini_model *model, struct str body, struct mini_answer *out,
-                        struct mini_reply *reply, struct err *err)
+static int attempt_once(const struct chat_model *model, struct str body, struct chat_answer *out,
+                        struct chat_reply *reply, struct err *err)
 {
     struct attempt attempt = {.answer = out};
-    struct mini_post post = {.url = &model->url,
+    struct chat_post post = {.url = &model->url,
+                             .agent = model->agent,
                              .route = "/chat/completions",
                              .key = model->key,
                              .body = body,
@@ -299,12 +300,12 @@ static int attempt_once(const struct mini_model *model, struct str body, struct 
                              .on_head = on_head,
                              .on_body = on_body,
                              .context = &attempt};
-    int result = mini_http_post(&post, reply, err);
+    int result = chat_http_post(&post, reply, err);
     if (attempt.status && attempt.status != 200 && (result == 0 || err->kind == ERR_LOST))
         result = fail_status(&attempt, err);
     else if (result == 0)
-        result = mini_parser_end(attempt.parser, err);
-    mini_parser_free(attempt.parser);
+        result = chat_parser_end(attempt.parser, err);
+    chat_parser_free(attempt.parser);
     buf_deinit(&attempt.error_body);
     return result;
 }
@@ -351,18 +352,7 @@ static int pause_for(uint64_t wait_ms, uint64_t deadline_ms, struct err *err)
     }
 }
 
-static const char tool_text[] =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"bash\",\"description\":\"Runs a command in a "
-    "fresh bash shell (sh where there is no bash) and returns its output, stdout and stderr "
-    "together, "
-    "and its exit code when that is not 0. Long output loses its middle. Input is empty: nothing "
-    "can be "
-    "typed into a running program. For something that should go on running, use & and redirect its "
-    "output to a file.\",\"parameters\":{\"type\":\"object\",\"properties\":{\"command\":{\"type\":"
-    "\"string\",\"description\":\"The command line or script.\"},\"timeout\":{\"type\":\"number\","
-    "\"description\":\"Seconds after which it is killed.\"}},\"required\":[\"command\"]}}}]";
-
-static void write_body(const struct mini_model *model, struct str messages, struct buf *out)
+static void write_body(const struct chat_model *model, struct str messages, struct buf *out)
 {
     struct json_writer writer = {.out = out};
     json_begin_object(&writer);
@@ -371,7 +361,8 @@ static void write_body(const struct mini_model *model, struct str messages, stru
     json_begin_array(&writer);
     json_put_raw(&writer, messages);
     json_end_array(&writer);
-    json_set_raw(&writer, "tools", STR(tool_text));
+    if (model->tools.size)
+        json_set_raw(&writer, "tools", model->tools);
     if (model->has_temperature)
         json_set_double(&writer, "temperature", model->temperature);
     if (model->tokens_max)
@@ -382,18 +373,18 @@ static void write_body(const struct mini_model *model, struct str messages, stru
     json_end_object(&writer);
 }
 
-int mini_model_ask(const struct mini_model *model, struct str messages, struct mini_answer *out,
+int chat_model_ask(const struct chat_model *model, struct str messages, struct chat_answer *out,
                    struct err *err)
 {
     OWN(buf) struct buf body = {0};
     write_body(model, messages, &body);
     for (uint32_t tries = 0;; tries++) {
-        struct mini_reply reply;
+        struct chat_reply reply;
         struct err failed = {0};
-        *out = (struct mini_answer){0};
+        *out = (struct chat_answer){0};
         if (attempt_once(model, buf_str(&body), out, &reply, &failed) == 0)
             return 0;
-        mini_answer_deinit(out);
+        chat_answer_deinit(out);
         if (tries >= model->retries_max || !may_retry(reply.status, failed.kind))
             return err_copy(err, &failed);
         uint64_t wait_ms = wait_before(tries, reply.retry_after_ms);

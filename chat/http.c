@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/mem.h"
-#include "mini.h"
+#include "chat.h"
 
 #define CONNECT_MS_MAX 10000
 #define HEAD_BYTES_MAX 65536
@@ -37,7 +37,7 @@ struct head {
     int64_t retry_after_ms;
 };
 
-int mini_url_parse(const char *text, struct mini_url *out, struct err *err)
+int chat_url_parse(const char *text, struct chat_url *out, struct err *err)
 {
     struct str rest = str_trim(str_of(text));
     if (!str_starts(rest, STR("http://")))
@@ -166,7 +166,7 @@ static int connect_to(const struct addrinfo *address, uint64_t deadline_ms, stru
     return fd_take(&fd);
 }
 
-static int connect_url(const struct mini_url *url, uint64_t deadline_ms, struct err *err)
+static int connect_url(const struct chat_url *url, uint64_t deadline_ms, struct err *err)
 {
     /* Images without /etc/hosts have a localhost, too. */
     const char *host = strcmp(url->host, "localhost") == 0 ? "127.0.0.1" : url->host;
@@ -263,7 +263,7 @@ static int read_head(struct stream *stream, struct head *head, struct buf *type,
 /* ---------------------------------------------------------------- the body */
 
 struct sink {
-    const struct mini_post *post;
+    const struct chat_post *post;
     size_t total;
 };
 
@@ -335,25 +335,25 @@ static int read_to_close(struct stream *stream, struct sink *sink, struct err *e
 
 /* ---------------------------------------------------------------- the call */
 
-static void write_head(const struct mini_post *post, struct buf *out)
+static void write_head(const struct chat_post *post, struct buf *out)
 {
-    const struct mini_url *url = post->url;
+    const struct chat_url *url = post->url;
     bool six = strchr(url->host, ':') != NULL;
     buf_format(
         out,
-        "POST %s%s HTTP/1.1\r\nHost: %s%s%s:%s\r\nUser-Agent: postern-mini/" POSTERN_VERSION
+        "POST %s%s HTTP/1.1\r\nHost: %s%s%s:%s\r\nUser-Agent: %s/" POSTERN_VERSION
         "\r\nContent-Type: application/json\r\nAccept: text/event-stream, application/json\r\n"
         "Connection: close\r\nContent-Length: %zu\r\n",
-        url->path, post->route, six ? "[" : "", url->host, six ? "]" : "", url->port,
+        url->path, post->route, six ? "[" : "", url->host, six ? "]" : "", url->port, post->agent,
         post->body.size);
     if (post->key)
         buf_format(out, "Authorization: Bearer %s\r\n", post->key);
     buf_append(out, "\r\n", 2);
 }
 
-int mini_http_post(const struct mini_post *post, struct mini_reply *reply, struct err *err)
+int chat_http_post(const struct chat_post *post, struct chat_reply *reply, struct err *err)
 {
-    *reply = (struct mini_reply){.retry_after_ms = -1};
+    *reply = (struct chat_reply){.retry_after_ms = -1};
     OWN(fd) int fd = connect_url(post->url, post->deadline_ms, err);
     if (fd < 0)
         return -1;
