@@ -4,6 +4,7 @@
  *     routes.c       rollouts and smaller things; metrics.c counts
  *     gate.c         the gate over HTTP; gate_socket.c the same over a WebSocket
  *     submit.c       new rollouts
+ *     samples.c      what a trainer trains on
  *     fields.c       bodies of requests, read by a table */
 #ifndef API_INNER_H
 #define API_INNER_H
@@ -54,6 +55,9 @@ extern const struct api_route api_submit_routes[]; /* likewise */
 /* {"error": {"kind", "message"}} */
 void api_answer_error(struct http_exchange *exchange, const struct err *err);
 void api_write_metrics(struct api *api, struct buf *out);
+
+/* ---------------------------------------------------------------- samples.c */
+void api_answer_samples(struct api *api, struct http_exchange *exchange, struct str name);
 
 /* ---------------------------------------------------------------- fields.c */
 enum api_field_type {

@@ -176,5 +176,6 @@ const struct api_route api_routes[] = {
     {"GET", "/v1/version", false, answer_version},
     {"GET", "/v1/rollouts", false, answer_rollouts},
     {"GET", "/v1/rollouts/*", false, answer_rollout},
+    {"GET", "/v1/rollouts/*/samples", false, api_answer_samples},
 };
 const size_t api_route_count = COUNT(api_routes);

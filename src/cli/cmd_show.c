@@ -17,11 +17,13 @@
 #define FILE_MAX (512u << 20)
 
 struct show_flags {
-    bool json, whole;
+    bool json, whole, samples;
 };
 static const struct flag flags[] = {
     {"json", 0, FLAG_BOOLEAN, offsetof(struct show_flags, json), NULL, NULL,
      "result.json as it is"},
+    {"samples", 0, FLAG_BOOLEAN, offsetof(struct show_flags, samples), NULL, NULL,
+     "its training rows instead: branches, continuity, tokens"},
     {"whole", 0, FLAG_BOOLEAN, offsetof(struct show_flags, whole), NULL, NULL,
      "long texts in full"},
     {0},
@@ -231,11 +233,69 @@ static void put_transcript(struct show *show, const char *dir)
     }
 }
 
+/* ---------------------------------------------------------------- rows */
+
+static struct str text_at(struct show *show, struct json value, const char *key)
+{
+    return cli_harmless(json_str(json_get(value, key), &show->arena), &show->arena);
+}
+
+static void put_difference(struct show *show, struct json difference)
+{
+    long long expected = json_int_or(json_get(difference, "expected_id"), -1);
+    long long got = json_int_or(json_get(difference, "got_id"), -1);
+    printf("     turn %lld: token %lld of what was expected is %lld, the prompt has %lld",
+           json_int_or(json_get(difference, "turn"), 0),
+           json_int_or(json_get(difference, "position"), 0), expected, got);
+    struct str was = text_at(show, difference, "sampled_text");
+    struct str now = text_at(show, difference, "sent_back_text");
+    if (was.size || now.size)
+        printf("\n       sampled:   %.*s\n       sent back: %.*s", STR_ARGS(was), STR_ARGS(now));
+    putchar('\n');
+}
+
+static void put_row(struct show *show, struct json row)
+{
+    struct json branch = json_get(row, "branch"), continuity = json_get(row, "continuity");
+    printf("%3lld  %-12.*s %-10.*s %4zu turns %8lld tokens %7lld trained%s\n",
+           json_int_or(json_get(row, "sample"), 0), STR_ARGS(text_at(show, branch, "kind")),
+           STR_ARGS(text_at(show, continuity, "status")), json_size(json_get(row, "turns")),
+           json_int_or(json_get(row, "token_count"), 0),
+           json_int_or(json_get(row, "trained_count"), 0),
+           json_true(json_get(row, "truncated")) ? "  truncated" : "");
+    if (json_type(json_get(row, "note")) == JSON_STRING)
+        printf("     messages only: %.*s\n", STR_ARGS(text_at(show, row, "note")));
+    JSON_EACH (item, json_get(continuity, "differences"))
+        put_difference(show, item.value);
+}
+
+static int show_samples(struct cli *cli, const char *dir)
+{
+    OWN(mem) char *path = mem_format("%s/samples.jsonl", dir);
+    OWN(buf) struct buf text = {0};
+    struct show show = {0};
+    if (!file_exists(path)) {
+        err_set(&cli->err, ERR_NOT_FOUND, "there are no samples in '%s'", dir);
+        return cli_fail(cli);
+    }
+    if (file_read(path, FILE_MAX, &text, &cli->err) < 0)
+        return cli_fail(cli);
+    for (struct str rest = buf_str(&text); rest.data;) {
+        struct str line = str_trim(str_cut(&rest, '\n'));
+        OWN(json_doc) struct json_doc doc = {0};
+        if (line.size && json_read(&doc, line, NULL, NULL) == 0)
+            put_row(&show, json_root(&doc));
+    }
+    arena_deinit(&show.arena);
+    return cli_flush(cli, 0);
+}
+
 /* Without calls there still are the agent's own words. */
 static void put_files(const char *dir)
 {
-    static const char *const names[] = {"result.json", "calls.jsonl",  "events.jsonl",
-                                        "agent.log",   "verifier.log", "artifacts"};
+    static const char *const names[] = {"result.json",  "calls.jsonl", "samples.jsonl",
+                                        "events.jsonl", "agent.log",   "verifier.log",
+                                        "artifacts"};
     printf("\nFiles:");
     for (size_t i = 0; i < COUNT(names); i++) {
         OWN(mem) char *path = mem_format("%s/%s", dir, names[i]);
@@ -283,7 +343,9 @@ static int run(struct cli *cli)
     if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 1, 1) < 0)
         return cli_fail(cli);
     OWN(mem) char *dir = folder_find(cli->config.home, cli->argv[0], &cli->err);
-    return dir ? show_one(cli, &own, dir) : cli_fail(cli);
+    if (!dir)
+        return cli_fail(cli);
+    return own.samples ? show_samples(cli, dir) : show_one(cli, &own, dir);
 }
 
 const struct command command_show = {.name = "show",

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -50,6 +51,22 @@ void log_file_close(struct log_file *log)
     if (log->fd > 0)
         fd_close(&log->fd);
     log->fd = -1;
+}
+
+void log_file_tail(const char *dir, const char *name, size_t bytes_max, struct buf *out)
+{
+    OWN(mem) char *path = mem_format("%s/%s", dir, name);
+    OWN(fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
+    if (size <= 0)
+        return;
+    off_t from = (size_t)size > bytes_max ? size - (off_t)bytes_max : 0;
+    ssize_t got = pread(fd, buf_reserve(out, bytes_max), bytes_max, from);
+    if (got <= 0)
+        return;
+    buf_added(out, (size_t)got);
+    while (from && out->size && ((unsigned char)out->data[0] & 0xc0) == 0x80)
+        buf_consume(out, 1);
 }
 
 static void write_event(struct log_file *log, const char *kind, struct str type, struct str name,

@@ -102,6 +102,8 @@ int log_file_open(struct log_file *log, const char *dir, const char *name, uint6
 void log_file_write(struct log_file *log,
                     struct str data); /* past the maximum: one note, then nothing */
 void log_file_close(struct log_file *log);
+/* The last bytes of a log, from the first whole character on. */
+void log_file_tail(const char *dir, const char *name, size_t bytes_max, struct buf *out);
 /* One line {"at_ms":..., "kind":..., ...} of events.jsonl. `type` and `text` may be STR_NONE. */
 void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text);
 /* The same for an event of the agent, with a tool's name and a call's id when it has them. */
@@ -114,6 +116,7 @@ struct samples_job {
     struct trace_reward reward; /* `detail` is the job's own */
     char *detail;
     struct buf summary; /* when it is done: an object; empty: there is nothing to say */
+    struct buf turns;   /* proxy_turns of the result: an array */
     struct err err;
     void (*on_done)(void *context, struct samples_job *job); /* on the lane; frees the job after */
     void *context;
@@ -137,6 +140,8 @@ struct result_extra {
     const char *divergence;  /* of a replay from its record; NULL: none */
     struct str artifacts;    /* raw JSON array; STR_NONE: none */
     struct str samples;      /* raw JSON object; STR_NONE: none */
+    struct str turns;        /* raw JSON array; STR_NONE: none */
+    struct str log_tail;     /* of the agent */
     bool logs_cut;
 };
 /* The whole object in one line. */

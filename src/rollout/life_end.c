@@ -15,6 +15,7 @@
 enum {
     CALLS_GRACE_MS = 1000, /* calls in flight when the agent is gone */
     ACTIVITY_EVERY_MS = 100,
+    RESULT_LOG_BYTES = 2000,
 };
 
 /* ---------------------------------------------------------------- telling */
@@ -126,6 +127,7 @@ static void on_samples(void *context, struct samples_job *job)
         json_end_object(&out);
     }
     life->extra.samples = arena_str(&life->arena, buf_str(&job->summary));
+    life->extra.turns = arena_str(&life->arena, buf_str(&job->turns));
     life->pending--;
     life_step(life);
 }
@@ -164,6 +166,10 @@ void life_finish(struct life *life)
         life->extra.artifacts = buf_str(&life->artifacts);
         if (life->steps_over)
             life->extra.steps = buf_str(&life->steps);
+
+        OWN(buf) struct buf tail = {0};
+        log_file_tail(life->plan->dir, "agent.log", RESULT_LOG_BYTES, &tail);
+        life->extra.log_tail = buf_str(&tail);
 
         OWN(buf) struct buf line = {0};
         OWN(mem) char *path = mem_format("%s/result.json", life->plan->dir);

@@ -5,6 +5,8 @@
 #include "base/mem.h"
 #include "json/json.h"
 
+#define COMMAND_TAIL_BYTES 2000
+
 static void write_versions(const struct plan *plan, struct json_writer *out)
 {
     json_key(out, "versions");
@@ -45,6 +47,61 @@ static void write_limits(const struct plan *plan, struct json_writer *out)
     json_end_object(out);
 }
 
+/* CommandResult of OpenEnv: both streams are one text here. */
+static void set_commands(struct json_writer *out, const char *key,
+                         const struct trace_command *commands, size_t count)
+{
+    json_key(out, key);
+    json_begin_array(out);
+    for (size_t i = 0; i < count; i++) {
+        const struct trace_command *command = &commands[i];
+        struct str tail = command->output;
+        if (tail.size > COMMAND_TAIL_BYTES)
+            tail = str_from(tail, tail.size - COMMAND_TAIL_BYTES);
+        json_begin_object(out);
+        json_set_str(out, "cmd", command->command);
+        json_set_int(out, "exit_code", command->code);
+        json_set_str(out, "stdout", tail.data ? tail : STR(""));
+        json_set_text(out, "stderr", "");
+        json_set_double(out, "duration_s", (double)command->wall_ms / 1000);
+        json_end_object(out);
+    }
+    json_end_array(out);
+}
+
+static struct str id_of_sandbox(const struct trace_result *result, struct arena *arena)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (!result->sandbox.size || json_read(&doc, result->sandbox, NULL, NULL) < 0)
+        return STR("");
+    struct str id = json_str(json_get(json_root(&doc), "id"), arena);
+    return id.data ? arena_str(arena, id) : STR("");
+}
+
+/* What OpenEnv's RolloutResult has and we call otherwise: every field of it is always there. */
+static void write_openenv(const struct trace_result *result, const struct result_extra *extra,
+                          struct json_writer *out)
+{
+    OWN(arena) struct arena arena = {0};
+    uint64_t wall_ms = 0;
+    for (size_t i = TRACE_PROVISIONING; i < TRACE_STAGES; i++)
+        wall_ms += result->stage_ms[i];
+    json_set_text(out, "task_id", result->task);
+    json_set_str(out, "sandbox_id", id_of_sandbox(result, &arena));
+    if (result->agent_end)
+        json_set_int(out, "agent_exit_code", result->agent_code);
+    else
+        json_set_null(out, "agent_exit_code");
+    json_set_double(out, "wall_s", (double)wall_ms / 1000);
+    set_commands(out, "setup_results", result->setup, result->setup_count);
+    set_commands(out, "verify_results", result->verify, result->verify_count);
+    json_set_raw(out, "proxy_turns", extra->turns.size ? extra->turns : STR("[]"));
+    json_set_raw(out, "files", STR("{}"));
+    json_set_raw(out, "files_extra", STR("[]"));
+    json_set_str(out, "agent_log_tail", extra->log_tail.data ? extra->log_tail : STR(""));
+    json_set_text(out, "proxy_log_tail", "");
+}
+
 void result_write(const struct trace_result *result, const struct result_extra *extra,
                   struct buf *out)
 {
@@ -69,6 +126,7 @@ void result_write(const struct trace_result *result, const struct result_extra *
     writer.comma = true;
     json_key(&writer, "rewards");
     result_write_rewards(trace_fate_may_reward(result->fate) ? &result->reward : &none, &writer);
+    write_openenv(result, extra, &writer);
     json_set_raw(&writer, "samples", extra->samples.size ? extra->samples : STR("null"));
     json_set_text(&writer, "task_source", plan->task->source);
     if (extra->verify_user)

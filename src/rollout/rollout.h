@@ -19,6 +19,7 @@
 #include "trace/trace.h"
 
 struct agent_spec;
+struct buf;
 struct err;
 struct gateway;
 struct json_writer;
@@ -157,6 +158,12 @@ struct samples;
  * is its folder; `store` may be NULL. A rollout without calls has no rows. */
 int rollout_read_samples(const char *dir, const char *rollout, struct store *store,
                          uint32_t realign_max, struct samples **out, struct err *err);
+
+/* Of a rollout that is over (ERR_CONFLICT otherwise): its rows anew as lines, or one line in the
+ * trace shape of Verifiers-style trainers. They block; any thread. */
+int rollout_export_samples(const char *dir, struct store *store, uint32_t realign_max,
+                           struct buf *out, struct err *err);
+int rollout_export_trace(const char *dir, struct store *store, struct buf *out, struct err *err);
 
 /* The view as JSON: one object. */
 void rollout_view_write(const struct rollout_view *view, struct json_writer *out);

@@ -23,6 +23,7 @@
 #define READ_BYTES (256u << 10)
 #define LINE_BYTES_MAX ((size_t)512 << 20)
 #define WRITE_BYTES (1u << 20)
+#define RESULT_TOKENS_MAX 8192u /* result.json is kept in memory for a while; samples have all */
 
 /* ---------------------------------------------------------------- reading the record */
 
@@ -176,6 +177,8 @@ void samples_job_run(struct samples_job *job)
         return;
     struct json_writer out = {.out = &job->summary};
     samples_write_summary(samples, &out);
+    out = (struct json_writer){.out = &job->turns};
+    samples_write_turns(samples, RESULT_TOKENS_MAX, &out);
 }
 
 /* ---------------------------------------------------------------- the job */
@@ -199,6 +202,7 @@ void samples_job_free(struct samples_job *job)
     plan_unref(job->plan);
     free(job->detail);
     buf_deinit(&job->summary);
+    buf_deinit(&job->turns);
     free(job);
 }
 

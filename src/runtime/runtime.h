@@ -92,6 +92,13 @@ struct runtime_exec {
 int runtime_exec(const struct config *config, const struct runtime_exec *exec, char *note,
                  size_t note_size, struct err *err);
 
+/* ---------------------------------------------------------------- samples */
+enum runtime_export { RUNTIME_EXPORT_LINES, RUNTIME_EXPORT_BINARY, RUNTIME_EXPORT_TRACE };
+/* What is to be trained on, of rollouts that are over, made from their folders: to `fd`, all of it
+ * or an error. */
+int runtime_export(const struct config *config, const char *const *dirs, size_t count,
+                   enum runtime_export format, uint32_t realign_max, int fd, struct err *err);
+
 /* ---------------------------------------------------------------- smaller questions */
 int runtime_doctor(const struct config *config, struct json_writer *out);
 int runtime_image_import(const struct config *config, const char *archive, const char *name,

@@ -387,6 +387,7 @@ static void read_facts(struct samples *samples, struct turn *turn, struct json l
     turn->sampling = keep_raw(samples, json_get(json_get(line, "request"), "sampling"));
     turn->finish = keep_text(samples, json_get(answer, "finish_reason"));
     turn->usage = keep_raw(samples, json_get(answer, "usage"));
+    turn->http_status = (int)json_int_or(json_get(line, "http_status"), 0);
     turn->truncated = str_is(turn->finish, "length");
 }
 

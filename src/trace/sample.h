@@ -75,6 +75,9 @@ void sample_write(struct samples *samples, size_t at, const struct sample_owner 
                   struct json_writer *out);
 /* {"rows", "turns", "trained_tokens", "continuity": {...}, "excluded": {...}, ...} */
 void samples_write_summary(struct samples *samples, struct json_writer *out);
+/* An array of the turns as OpenEnv's RolloutTurn has them. Token arrays are complete as long as all
+ * of them together have at most `tokens_max` ids; later ones are empty and say so. */
+void samples_write_turns(struct samples *samples, size_t tokens_max, struct json_writer *out);
 /* The members "tools", "nodes", "calls" of the trace shape that verifiers-style trainers read. */
 void samples_write_nodes(struct samples *samples, struct json_writer *out);
 

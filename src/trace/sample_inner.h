@@ -62,6 +62,7 @@ struct turn {
     char id[ID_MAX];
     uint32_t number;
     bool answered, side, truncated;
+    int http_status;
     enum exclusion excluded;
     bool has_policy;
     int64_t policy_version;

@@ -1,6 +1,10 @@
 /* trace.c - the names of things, and the few questions plain data can answer about itself. */
 #include "trace/trace.h"
 
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
 #include "base/mem.h"
 #include "json/json.h"
 
@@ -227,4 +231,21 @@ void trace_usage_add(struct trace_usage *sum, const struct trace_usage *more)
     add_count(&sum->completion_tokens, more->completion_tokens);
     add_part(&sum->cached_tokens, more->cached_tokens, first);
     add_part(&sum->reasoning_tokens, more->reasoning_tokens, first);
+}
+
+double trace_seconds(struct str text)
+{
+    struct tm parts = {0};
+    unsigned ms = 0;
+    char copy[32];
+    if (!text.size || text.size >= sizeof copy)
+        return 0;
+    memcpy(copy, text.data, text.size);
+    copy[text.size] = 0;
+    if (sscanf(copy, "%d-%d-%dT%d:%d:%d.%uZ", &parts.tm_year, &parts.tm_mon, &parts.tm_mday,
+               &parts.tm_hour, &parts.tm_min, &parts.tm_sec, &ms) != 7)
+        return 0;
+    parts.tm_year -= 1900;
+    parts.tm_mon -= 1;
+    return (double)timegm(&parts) + ms / 1000.0;
 }

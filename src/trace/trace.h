@@ -305,6 +305,8 @@ struct trace_key trace_message_key(const struct trace_message *message);
 /* May two messages of the same key be one? Ids and reasoning must agree where both have them. */
 bool trace_message_same(const struct trace_message *a, const struct trace_message *b);
 
+/* Seconds since 1970 of a time as calls.jsonl and result.json have it; 0: none. */
+double trace_seconds(struct str text);
 /* Reads back what trace_usage_write wrote, for sums over calls. */
 bool trace_usage_read(struct json value, struct trace_usage *out);
 void trace_usage_add(struct trace_usage *sum, const struct trace_usage *more);

@@ -359,11 +359,15 @@ void trace_result_write(const struct trace_result *result, struct json_writer *o
     json_set_text(out, "backend", result->backend);
     json_set_text(out, "fate", trace_fate_name(result->fate));
     json_set_text(out, "stage", trace_stage_name(result->stage));
-    if (result->fate != TRACE_FATE_OK) {
+    bool wrong = result->fate != TRACE_FATE_OK;
+    if (wrong) {
         json_set_text(out, "failed_stage", trace_stage_name(result->failed_stage));
         json_set_text(out, "error_kind", result->error_kind);
-        set_optional(out, "error", result->error);
     }
+    if (wrong && result->error.data)
+        json_set_str(out, "error", result->error);
+    else
+        json_set_null(out, "error");
     set_reward(result, out);
     set_agent(result, out);
     json_set_int(out, "tries", result->tries);

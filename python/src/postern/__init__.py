@@ -5,9 +5,12 @@ from .client import Client
 from .errors import (AuthError, Busy, CallFailed, Conflict, InvalidRequest, NotFound, PosternError, ServerError, TimedOut,
                      Unreachable)
 from .local import LocalServer, local
+from . import samples
+from .samples import Sample, Samples
 from .training import advantages
 from .worker import GateWorker
 
 __all__ = ["AsyncClient", "AuthError", "Busy", "CallFailed", "Client", "Conflict", "GateWorker", "InvalidRequest",
-           "LocalServer", "NotFound", "PosternError", "ServerError", "TimedOut", "Unreachable", "advantages", "local"]
+           "LocalServer", "NotFound", "PosternError", "ServerError", "TimedOut", "Unreachable", "advantages", "local",
+           "Sample", "Samples", "samples"]
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ from typing import Any, AsyncIterable, AsyncIterator, Dict, Iterable, List, Mapp
 from . import requests as ask
 from .client import read_answer, unreachable
 from .errors import Busy, PosternError, TimedOut, Unreachable
+from .samples import Samples
 from .requests import Call, Json
 
 POOL_MAX = 256
@@ -148,6 +149,12 @@ class AsyncClient:
             if not page["next"]:
                 return
             query["before"] = page["next"]
+
+    async def samples(self, id: str) -> Samples:
+        return Samples(await self._ask(ask.samples(id)))
+
+    async def group_samples(self, id: str) -> Samples:
+        return Samples(await self._ask(ask.samples(id, group=True)))
 
     async def cancel(self, id: str) -> None:
         await self._ask(ask.cancel(id))

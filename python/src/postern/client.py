@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 from . import requests as ask
 from .errors import Busy, PosternError, TimedOut, Unreachable, from_answer
 from .requests import Call, Json
+from .samples import Samples
 
 POOL_MAX = 64
 
@@ -111,6 +112,14 @@ class Client:
             if not page["next"]:
                 return
             query["before"] = page["next"]
+
+    def samples(self, id: str) -> Samples:
+        """The training rows of a rollout that is over: docs/samples.md. Arrays are views of the answer."""
+        return Samples(self._ask(ask.samples(id)))
+
+    def group_samples(self, id: str) -> Samples:
+        """The rows of all rollouts of a group that are over."""
+        return Samples(self._ask(ask.samples(id, group=True)))
 
     def cancel(self, id: str) -> None:
         """Its result still comes."""
@@ -259,6 +268,8 @@ def unreachable(where: ask.Address, error: BaseException) -> Unreachable:
 def read_answer(request: ask.Request, status: int, data: bytes, retry_after: Optional[str]) -> Any:
     if not 200 <= status < 300:
         raise from_answer(status, data, retry_after)
+    if request.raw:
+        return data
     if request.text:
         return data.decode()
     try:

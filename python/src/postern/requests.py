@@ -22,6 +22,7 @@ class Request(NamedTuple):
     again: bool = False
     wait_s: float = 0  # what the server may take, on top of the client's timeout
     text: bool = False
+    raw: bool = False  # the answer's bytes as they are
 
 
 class Address(NamedTuple):
@@ -99,6 +100,10 @@ def rollouts(**query: Any) -> Request:
 
 def rollout(id: str) -> Request:
     return Request("GET", f"/v1/rollouts/{quote(id, safe='')}", again=True)
+
+
+def samples(id: str, group: bool = False) -> Request:
+    return Request("GET", f"/v1/{'groups' if group else 'rollouts'}/{quote(id, safe='')}/samples?format=binary", again=True, raw=True)
 
 
 def cancel(id: str) -> Request:
