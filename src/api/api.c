@@ -27,6 +27,7 @@
 #define BODY_BYTES_MAX (1u << 20)
 #define BODY_IDLE_MS_MAX (600u * 1000) /* a trainer may think between two pieces of a stream */
 #define CONNECTIONS_MAX 1000
+#define RETRY_AFTER_S "1"
 #define TOKEN_BYTES 32
 #define TOKEN_SIZE_MIN 16
 #define TOKEN_SIZE_MAX 4096
@@ -107,38 +108,58 @@ void api_answer_error(struct http_exchange *exchange, const struct err *err)
     json_begin_object(&out);
     json_key(&out, "error");
     json_begin_object(&out);
+    json_set_text(&out, "type", err_meaning(err->kind)->name);
     json_set_text(&out, "kind", err_meaning(err->kind)->name);
     json_set_text(&out, "message", err->text);
+    if (err->field[0])
+        json_set_text(&out, "field", err->field);
     json_end_object(&out);
     json_end_object(&out);
-    http_respond_json(exchange, err_meaning(err->kind)->http_status, buf_str(&body));
+    static const struct http_header headers[] = {
+        {{"content-type", 12}, {"application/json", 16}},
+        {{"retry-after", 11}, {RETRY_AFTER_S, sizeof RETRY_AFTER_S - 1}},
+    };
+    int status = err_meaning(err->kind)->http_status;
+    http_respond(exchange, status, headers, status == 503 || status == 429 ? 2 : 1, buf_str(&body));
 }
 
 static void answer_status(struct http_exchange *exchange, int status, const char *kind,
                           const char *text, const struct http_header *header)
 {
     OWN(buf) struct buf body = {0};
-    buf_format(&body, "{\"error\":{\"kind\":\"%s\",\"message\":\"%s\"}}", kind, text);
+    buf_format(&body, "{\"error\":{\"type\":\"%s\",\"kind\":\"%s\",\"message\":\"%s\"}}", kind,
+               kind, text);
     struct http_header headers[2] = {{STR("content-type"), STR("application/json")}};
     if (header)
         headers[1] = *header;
     http_respond(exchange, status, headers, header ? 2 : 1, buf_str(&body));
 }
 
-/* Does the path fit the route; *name is what stands for the '*'. */
+/* Does the path fit the route; *name is what stands for the first {name}. */
 static bool fits(const struct api_route *route, struct str path, struct str *name)
 {
-    struct str after = str_of(route->path);
+    struct str pattern = str_of(route->path);
     *name = STR_NONE;
-    long star = str_find_byte(after, '*');
-    if (star < 0)
-        return str_equal(path, after);
-    struct str before = str_cut(&after, '*');
-    if (path.size <= before.size + after.size || !str_starts(path, before) ||
-        !str_ends(path, after))
-        return false;
-    *name = str_upto(str_from(path, before.size), path.size - before.size - after.size);
-    return str_find_byte(*name, '/') < 0;
+    while (pattern.size) {
+        long brace = str_find_byte(pattern, '{');
+        struct str plain = brace < 0 ? pattern : str_upto(pattern, (size_t)brace);
+        if (!str_starts(path, plain))
+            return false;
+        path = str_from(path, plain.size);
+        pattern = str_from(pattern, plain.size);
+        if (!pattern.size)
+            break;
+        struct str placeholder = str_cut(&pattern, '}');
+        bool rest = str_ends(placeholder, STR("..."));
+        long slash = rest ? -1 : str_find_byte(path, '/');
+        struct str value = slash < 0 ? path : str_upto(path, (size_t)slash);
+        if (!value.size && !rest)
+            return false;
+        if (!name->data)
+            *name = value;
+        path = str_from(path, value.size);
+    }
+    return !path.size;
 }
 
 struct search {
@@ -171,10 +192,6 @@ static void on_request(void *context, struct http_exchange *exchange)
     bool may = allowed(api, exchange);
     for (size_t i = 0; i < api_route_count; i++)
         look(&search, &api_routes[i], may);
-    for (const struct api_route *route = api_gate_routes; route->path; route++)
-        look(&search, route, may);
-    for (const struct api_route *route = api_submit_routes; route->path; route++)
-        look(&search, route, may);
     if (search.found) {
         search.found->answer(api, exchange, search.name);
         return;
@@ -196,6 +213,7 @@ static void api_free(struct api *api)
 {
     if (api->token)
         explicit_bzero(api->token, strlen(api->token));
+    api_keys_free(api);
     free(api->token);
     free(api->token_file);
     free(api->home);
@@ -225,6 +243,26 @@ static int api_listen(struct api *api, const struct api_options *options, struct
 static void on_half_built(void *context)
 {
     api_free(context);
+}
+
+void api_reply_done(struct api *api)
+{
+    if (--api->replies == 0 && api->gone)
+        api_free(api);
+}
+
+static void on_event(void *context, const struct rollout_event *event)
+{
+    api_wait_event(context, event);
+}
+
+void api_forget_rollouts(struct api *api)
+{
+    if (!api->rollouts)
+        return;
+    api_wait_close(api);
+    rollouts_unwatch(&api->watch);
+    api->rollouts = NULL;
 }
 
 struct api *api_open(struct loop *loop, const struct api_options *options, struct err *err)
@@ -261,6 +299,12 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
         http_server_close(api->server, 0, on_half_built, api);
         return NULL;
     }
+    api->rollouts = options->rollouts;
+    if (api->rollouts) {
+        api->watch = (struct rollout_watch){.on_event = on_event, .context = api};
+        rollouts_watch(api->rollouts, &api->watch);
+    }
+    api_policy_load(api);
     return api;
 }
 
@@ -269,13 +313,16 @@ static void on_server_closed(void *context)
     struct api *api = context;
     if (api->on_closed)
         api->on_closed(api->closed_context);
-    api_free(api);
+    api->gone = true;
+    if (!api->replies)
+        api_free(api);
 }
 
 void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *context), void *context)
 {
     api->on_closed = on_closed;
     api->closed_context = context;
+    api_forget_rollouts(api);
     api_gate_close(api);
     http_server_close(api->server, grace_ms, on_server_closed, api);
 }

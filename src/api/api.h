@@ -18,6 +18,7 @@ struct err;
 struct gate;
 struct json_writer;
 struct loop;
+struct rollouts;
 struct store;
 
 /* Numbers for GET /metrics, summed over lanes by whoever fills it in. */
@@ -32,14 +33,35 @@ struct api_metrics {
     const uint64_t *rollouts_by_fate; /* since start; trace_fate order; NULL: none */
 };
 
-/* A rollout as POST /v1/rollouts asks for it; texts that were not given are NULL. */
+/* A rollout as POST /v1/rollouts asks for it; texts that were not given are NULL, numbers 0. */
 struct api_submit {
     const char *agent;
     const char *task;       /* a path or a name ... */
     struct str inline_task; /* ... or the task itself, as JSON */
-    const char *model, *mode, *group, *run;
-    uint32_t index, turns_max, wall_ms_max; /* 0: as usual */
-    struct str tools;                       /* that the trainer runs: a JSON array; STR_NONE */
+    const char *model, *mode, *group, *run, *backend;
+    long long index, turns_max, wall_ms_max;
+    long long memory_bytes_max, disk_bytes_max, pids_max, cpu_millis;
+    long long priority, queue_ms_max;
+    long long policy_version; /* -1: not said */
+    struct str tools;         /* that the trainer runs: a JSON array; STR_NONE */
+    struct str sampling;      /* imposed in mode proxy: JSON; STR_NONE */
+    long long realign_max;
+    const char *callback; /* JSON; NULL: none */
+    const char *key;      /* of the submission; NULL: none */
+    const char *key_hash; /* what its body comes to */
+    /* Of a group. */
+    long long n;     /* 0: no group */
+    int share_setup; /* -1: not said */
+};
+
+/* What became of a submission: `on_stored` comes once per order (once for a group), later. */
+struct api_receipt {
+    char (*ids)[ID_MAX]; /* room for one per rollout */
+    size_t wrong;        /* which of the orders, when it failed */
+    size_t stored;       /* when it failed: how many on_stored come all the same */
+    char group[ID_MAX];
+    void (*on_stored)(void *context, const struct err *err);
+    void *context;
 };
 
 struct api_options {
@@ -56,14 +78,20 @@ struct api_options {
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     /* Fills in what it knows; the rest stays 0. May be NULL. */
     void (*read_metrics)(void *context, struct api_metrics *out);
-    /* Starts a rollout and writes its id. NULL: this server takes none. */
-    int (*submit)(void *context, const struct api_submit *order, char id[ID_MAX], struct err *err);
+    /* Takes all of these rollouts, or the one group, or nothing; err->field says what is wrong
+     * and receipt->wrong where. NULL: this server takes none. */
+    int (*submit)(void *context, const struct api_submit *orders, size_t count,
+                  struct api_receipt *receipt, struct err *err);
     int (*cancel)(void *context, const char *id, const char *why, struct err *err); /* likewise */
+    struct rollouts *rollouts; /* what is under way, on the same loop; NULL: nothing is */
     void *context;
 };
 
 /* Listens at once. Refused: a token file that is blank, too short or holds more than a token. */
 struct api *api_open(struct loop *loop, const struct api_options *options, struct err *err);
+/* The rollouts are about to go: waiting requests are answered, nothing is asked of them any more.
+ */
+void api_forget_rollouts(struct api *api);
 /* Busy connections get up to `grace_ms`; then on_closed (may be NULL), and the api is gone. */
 void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *context), void *context);
 uint16_t api_port(const struct api *api);

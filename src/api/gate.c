@@ -1,11 +1,10 @@
-/* gate.c - the gate over HTTP: take, answer, stream, extend, release, fail, and the policy.
+/* gate.c - the gate over HTTP: take, answer, stream, extend, release, fail.
  *
  * A take that waits is one `struct wait` in a list, so that a client that goes away cancels it and
  * a server that closes ends it. A stream is one `struct upload`: what comes in the request's body
  * is read as it comes and goes to the gate; a lane that is slow pauses the sender. */
 #include "gateway/gate.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +23,7 @@
 
 /* ---------------------------------------------------------------- what all share */
 
-static bool has_gate(struct api *api, struct http_exchange *exchange)
+bool api_has_gate(struct api *api, struct http_exchange *exchange)
 {
     struct err err = {0};
     if (api->gate)
@@ -34,28 +33,43 @@ static bool has_gate(struct api *api, struct http_exchange *exchange)
     return false;
 }
 
+struct take_body {
+    long long max, wait_ms, lease_ms;
+    const char *group, *rollout, *op;
+    bool raw;
+    struct json id;
+};
+#define AT(member) offsetof(struct take_body, member)
+/* The last two are of the WebSocket's form. */
+static const struct api_field take_fields[] = {
+    {"max", API_NUMBER, AT(max), 1, TAKE_MAX, false, "How many calls at most; 1."},
+    {"wait_ms", API_NUMBER, AT(wait_ms), 0, WAIT_MS_MAX, false, "How long to wait for the first."},
+    {"lease_ms", API_NUMBER, AT(lease_ms), 1, WAIT_MS_MAX, false,
+     "For how long they are the asker's; 60 s."},
+    {"group", API_TEXT, AT(group), 0, NAME_MAX_BYTES, false, "Only calls of this group."},
+    {"rollout", API_TEXT, AT(rollout), 0, NAME_MAX_BYTES, false, "Only calls of this rollout."},
+    {"raw", API_BOOL, AT(raw), 0, 0, false, "With the agent's own body; true."},
+    {"op", API_TEXT, AT(op), 0, NAME_MAX_BYTES, false, NULL},
+    {"id", API_VALUE, AT(id), 0, 0, false, NULL},
+};
+#undef AT
+const struct api_body api_take_body = {"Take", take_fields, COUNT(take_fields) - 2};
+
 int api_read_take(struct json object, struct arena *arena, struct gate_take *take, bool *raw,
                   struct json *id, struct err *err)
 {
-    long long max = 1, wait_ms = 0, lease_ms = 0;
-    const char *op = NULL;
-    struct json ignored;
-    *raw = true;
-    struct api_field fields[] = {
-        {"max", API_NUMBER, &max, 1, TAKE_MAX, false},
-        {"wait_ms", API_NUMBER, &wait_ms, 0, WAIT_MS_MAX, false},
-        {"lease_ms", API_NUMBER, &lease_ms, 1, WAIT_MS_MAX, false},
-        {"group", API_TEXT, &take->group_id, 0, NAME_MAX_BYTES, false},
-        {"rollout", API_TEXT, &take->rollout_id, 0, NAME_MAX_BYTES, false},
-        {"raw", API_BOOL, raw, 0, 0, false},
-        {"op", API_TEXT, &op, 0, NAME_MAX_BYTES, false}, /* of the WebSocket's form */
-        {"id", API_VALUE, id ? id : &ignored, 0, 0, false},
-    };
-    if (api_read_object(object, fields, COUNT(fields) - (id ? 0 : 2), arena, err) < 0)
+    struct take_body body = {.max = 1, .raw = true};
+    size_t count = COUNT(take_fields) - (id ? 0 : 2);
+    if (api_read_object(object, take_fields, count, &body, arena, err) < 0)
         return -1;
-    take->max = (uint32_t)max;
-    take->wait_ms = (uint32_t)wait_ms;
-    take->lease_ms = (uint32_t)lease_ms;
+    take->max = (uint32_t)body.max;
+    take->wait_ms = (uint32_t)body.wait_ms;
+    take->lease_ms = (uint32_t)body.lease_ms;
+    take->group_id = body.group;
+    take->rollout_id = body.rollout;
+    *raw = body.raw;
+    if (id)
+        *id = body.id;
     return 0;
 }
 
@@ -145,10 +159,10 @@ static void on_take_body(void *context, struct http_exchange *exchange, struct s
     http_exchange_notify(exchange, 0, NULL, on_taker_gone, wait);
 }
 
-static void answer_take(struct api *api, struct http_exchange *exchange, struct str name)
+void api_answer_take(struct api *api, struct http_exchange *exchange, struct str name)
 {
     (void)name;
-    if (has_gate(api, exchange))
+    if (api_has_gate(api, exchange))
         http_exchange_collect(exchange, api->body_bytes_max, on_take_body, api);
 }
 
@@ -204,9 +218,9 @@ static void on_answer_body(void *context, struct http_exchange *exchange, struct
     errand_free(errand);
 }
 
-static void answer_answer(struct api *api, struct http_exchange *exchange, struct str name)
+void api_answer_answer(struct api *api, struct http_exchange *exchange, struct str name)
 {
-    if (has_gate(api, exchange))
+    if (api_has_gate(api, exchange))
         http_exchange_collect(exchange, API_ANSWER_BYTES_MAX, on_answer_body,
                               errand_new(api, exchange, name));
 }
@@ -225,23 +239,32 @@ int api_change_call(struct api *api, const struct api_change *change, struct err
                      str_of(change->type), str_of(message), err);
 }
 
-/* The members the three have, beside those of the WebSocket's form. */
-size_t api_change_fields(struct api_change *change, struct api_field fields[8])
+#define AT(member) offsetof(struct api_change, member)
+#define LEASE                                                                                      \
+    {                                                                                              \
+        "lease", API_TEXT, AT(lease), 0, NAME_MAX_BYTES, false, "The one that was taken."          \
+    }
+static const struct api_field extend_fields[] = {
+    LEASE,
+    {"lease_ms", API_NUMBER, AT(lease_ms), 1, WAIT_MS_MAX, false, "From now; 60 s."},
+};
+static const struct api_field release_fields[] = {LEASE};
+static const struct api_field fail_fields[] = {
+    LEASE,
+    {"status", API_NUMBER, AT(status), 400, 599, false, "What the agent gets; 500."},
+    {"type", API_TEXT, AT(type), 0, NAME_MAX_BYTES, false, "The error's type in its dialect."},
+    {"message", API_TEXT, AT(message), 0, MESSAGE_BYTES_MAX, false, "What it says."},
+};
+#undef AT
+const struct api_body api_extend_body = {"Extend", extend_fields, COUNT(extend_fields)};
+const struct api_body api_release_body = {"Release", release_fields, COUNT(release_fields)};
+const struct api_body api_fail_body = {"Fail", fail_fields, COUNT(fail_fields)};
+
+const struct api_body *api_change_body(const char *op)
 {
-    size_t count = 0;
-    change->status = 500;
-    fields[count++] =
-        (struct api_field){"lease", API_TEXT, &change->lease, 0, NAME_MAX_BYTES, false};
-    if (strcmp(change->op, "extend") == 0)
-        fields[count++] =
-            (struct api_field){"lease_ms", API_NUMBER, &change->lease_ms, 1, WAIT_MS_MAX, false};
-    if (strcmp(change->op, "fail") != 0)
-        return count;
-    fields[count++] = (struct api_field){"status", API_NUMBER, &change->status, 400, 599, false};
-    fields[count++] = (struct api_field){"type", API_TEXT, &change->type, 0, NAME_MAX_BYTES, false};
-    fields[count++] =
-        (struct api_field){"message", API_TEXT, &change->message, 0, MESSAGE_BYTES_MAX, false};
-    return count;
+    return strcmp(op, "extend") == 0 ? &api_extend_body
+           : strcmp(op, "fail") == 0 ? &api_fail_body
+                                     : &api_release_body;
 }
 
 static void change_call(struct errand *errand, struct http_exchange *exchange, struct str body,
@@ -249,12 +272,11 @@ static void change_call(struct errand *errand, struct http_exchange *exchange, s
 {
     OWN(arena) struct arena arena = {0};
     OWN(json_doc) struct json_doc doc = {0};
-    struct api_change change = {.op = op, .call_id = errand->call_id};
-    struct api_field fields[8];
+    struct api_change change = {
+        .op = op, .call_id = errand->call_id, .lease = errand->lease, .status = 500};
+    const struct api_body *members = api_change_body(op);
     struct err err = {0};
-    size_t count = api_change_fields(&change, fields);
-    change.lease = errand->lease;
-    if (api_read_body(body, &doc, fields, count, &arena, &err) < 0 ||
+    if (api_read_body(body, &doc, members->fields, members->count, &change, &arena, &err) < 0 ||
         api_change_call(errand->api, &change, &err) < 0)
         api_answer_error(exchange, &err);
     else
@@ -269,9 +291,9 @@ static void change_call(struct errand *errand, struct http_exchange *exchange, s
             change_call(context, exchange, body, #op, status);                                     \
         errand_free(context);                                                                      \
     }                                                                                              \
-    static void answer_##op(struct api *api, struct http_exchange *exchange, struct str name)      \
+    void api_answer_##op(struct api *api, struct http_exchange *exchange, struct str name)         \
     {                                                                                              \
-        if (has_gate(api, exchange))                                                               \
+        if (api_has_gate(api, exchange))                                                           \
             http_exchange_collect(exchange, api->body_bytes_max, on_##op##_body,                   \
                                   errand_new(api, exchange, name));                                \
     }
@@ -346,10 +368,10 @@ static void on_upload_data(void *context, struct http_exchange *exchange, struct
     upload_free(upload);
 }
 
-static void answer_stream(struct api *api, struct http_exchange *exchange, struct str name)
+void api_answer_stream(struct api *api, struct http_exchange *exchange, struct str name)
 {
     struct err err = {0};
-    if (!has_gate(api, exchange))
+    if (!api_has_gate(api, exchange))
         return;
     struct upload *upload = mem_zero(sizeof *upload);
     upload->errand = errand_new(api, exchange, name);
@@ -364,12 +386,12 @@ static void answer_stream(struct api *api, struct http_exchange *exchange, struc
     http_exchange_stream(exchange, on_upload_data, upload);
 }
 
-/* ---------------------------------------------------------------- counts and policy */
+/* ---------------------------------------------------------------- counts */
 
-static void answer_gate(struct api *api, struct http_exchange *exchange, struct str name)
+void api_answer_gate(struct api *api, struct http_exchange *exchange, struct str name)
 {
     (void)name;
-    if (!has_gate(api, exchange))
+    if (!api_has_gate(api, exchange))
         return;
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
@@ -391,72 +413,3 @@ static void answer_gate(struct api *api, struct http_exchange *exchange, struct 
     json_end_object(&out);
     http_respond_json(exchange, 200, buf_str(&body));
 }
-
-static void write_policy(struct api *api, struct http_exchange *exchange)
-{
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
-    json_begin_object(&out);
-    json_set_int(&out, "version", gate_policy(api->gate));
-    json_set_bool(&out, "paused", gate_paused(api->gate));
-    json_end_object(&out);
-    http_respond_json(exchange, 200, buf_str(&body));
-}
-
-static void on_policy_body(void *context, struct http_exchange *exchange, struct str body,
-                           const struct err *body_err)
-{
-    struct api *api = context;
-    OWN(arena) struct arena arena = {0};
-    OWN(json_doc) struct json_doc doc = {0};
-    struct err err = {0};
-    long long version = LLONG_MIN;
-    bool pause = false, resume = false;
-    struct api_field fields[] = {
-        {"version", API_NUMBER, &version, 0, INT64_MAX, false},
-        {"pause", API_BOOL, &pause, 0, 0, false},
-        {"resume", API_BOOL, &resume, 0, 0, false},
-    };
-    if (body_err && body_err->kind != ERR_NONE)
-        return;
-    int result = api_read_body(body, &doc, fields, COUNT(fields), &arena, &err);
-    if (result == 0 && pause && resume)
-        result = err_set(&err, ERR_INPUT, "'pause' and 'resume' exclude each other");
-    if (result < 0) {
-        api_answer_error(exchange, &err);
-        return;
-    }
-    if (version != LLONG_MIN)
-        gate_set_policy(api->gate, version);
-    if (pause || resume)
-        gate_pause(api->gate, pause);
-    write_policy(api, exchange);
-}
-
-static void answer_policy(struct api *api, struct http_exchange *exchange, struct str name)
-{
-    (void)name;
-    if (has_gate(api, exchange))
-        write_policy(api, exchange);
-}
-
-static void answer_policy_change(struct api *api, struct http_exchange *exchange, struct str name)
-{
-    (void)name;
-    if (has_gate(api, exchange))
-        http_exchange_collect(exchange, api->body_bytes_max, on_policy_body, api);
-}
-
-const struct api_route api_gate_routes[] = {
-    {"POST", "/v1/gate/take", false, answer_take},
-    {"POST", "/v1/gate/calls/*/answer", false, answer_answer},
-    {"POST", "/v1/gate/calls/*/stream", false, answer_stream},
-    {"POST", "/v1/gate/calls/*/extend", false, answer_extend},
-    {"POST", "/v1/gate/calls/*/release", false, answer_release},
-    {"POST", "/v1/gate/calls/*/fail", false, answer_fail},
-    {"GET", "/v1/gate/ws", false, api_answer_socket},
-    {"GET", "/v1/gate", false, answer_gate},
-    {"GET", "/v1/policy", false, answer_policy},
-    {"POST", "/v1/policy", false, answer_policy_change},
-    {0},
-};

@@ -102,6 +102,8 @@ static void say_error(struct socket *socket, struct str id, const char *call_id,
     json_key(&out, "error");
     json_begin_object(&out);
     json_set_text(&out, "kind", err_meaning(err->kind)->name);
+    if (err->field[0])
+        json_set_text(&out, "field", err->field);
     json_set_int(&out, "status", err_meaning(err->kind)->http_status);
     json_set_text(&out, "message", err->text);
     json_end_object(&out);
@@ -266,21 +268,24 @@ static const struct {
     {"release", "released", NULL, false},    {"fail", "failed", NULL, false},
 };
 
+#define AT(member) offsetof(struct api_change, member)
 static int operate(struct socket *socket, size_t at, struct json object, struct api_change *change,
                    struct arena *arena, struct err *err)
 {
-    struct api_field fields[8];
-    struct json id, value = {0};
-    const char *op;
-    size_t count = api_change_fields(change, fields);
-    fields[count++] = (struct api_field){"id", API_VALUE, &id, 0, 0, false};
-    fields[count++] = (struct api_field){"op", API_TEXT, &op, 0, NAME_BYTES_MAX, true};
+    struct api_field fields[12];
+    const struct api_body *body = api_change_body(change->op);
+    size_t count = body->count;
+    memcpy(fields, body->fields, count * sizeof *fields);
+    fields[count++] = (struct api_field){"id", API_VALUE, AT(id), 0, 0, false, NULL};
+    fields[count++] = (struct api_field){"op", API_TEXT, AT(said), 0, NAME_BYTES_MAX, true, NULL};
     fields[count++] =
-        (struct api_field){"call_id", API_TEXT, &change->call_id, 0, NAME_BYTES_MAX, true};
+        (struct api_field){"call_id", API_TEXT, AT(call_id), 0, NAME_BYTES_MAX, true, NULL};
     if (operations[at].value)
-        fields[count++] = (struct api_field){operations[at].value, API_VALUE, &value, 0, 0, true};
-    if (api_read_object(object, fields, count, arena, err) < 0)
+        fields[count++] =
+            (struct api_field){operations[at].value, API_VALUE, AT(value), 0, 0, true, NULL};
+    if (api_read_object(object, fields, count, change, arena, err) < 0)
         return -1;
+    struct json value = change->value;
     if (!change->lease) /* what this socket took is its own */
         change->lease = map_get(&socket->leases, str_of(change->call_id));
     if (strcmp(change->op, "answer") == 0)
@@ -297,7 +302,7 @@ static void take_object(struct socket *socket, struct json object)
     OWN(arena) struct arena arena = {0};
     struct err err = {0};
     struct json id = json_get(object, "id"), op = json_get(object, "op");
-    struct api_change change = {0};
+    struct api_change change = {.status = 500};
     struct str raw_id = json_exists(id) ? json_raw(id) : STR_NONE;
     if (json_is(op, "take")) {
         if (do_take(socket, object, &arena, &err) < 0)

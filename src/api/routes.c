@@ -1,24 +1,58 @@
-/* routes.c - what the control listener answers. One row per route; docs/http-api.md says the same
- * for people.
- *
- * Names in paths come from outside: they are looked up, never made into a path of a file. */
-#include <stdio.h>
+/* routes.c - the table of routes: what is answered, by whom, and what it says to people. The same
+ * rows dispatch requests (api.c) and make the OpenAPI document (openapi.c). docs/http-api.md has
+ * the long form. */
 #include <string.h>
 
 #include "api/inner.h"
 #include "base/err.h"
-#include "base/file.h"
-#include "base/id.h"
 #include "base/mem.h"
 #include "http/http.h"
-#include "json/json.h"
-#include "store/store.h"
 
-#define RESULT_BYTES_MAX (64u << 20)
-#define PAGE_MAX 1000
-#define PAGE_DEFAULT 100
-#define PARAMETER_MAX 128
+#define PARAMETER_MAX 256
 
+/* ---------------------------------------------------------------- names and parameters */
+int api_read_text(struct http_exchange *exchange, const char *name, struct arena *arena,
+                  const char **out, struct err *err)
+{
+    OWN(buf) struct buf value = {0};
+    if (!http_query_get(http_exchange_query(exchange), name, &value))
+        return 0;
+    if (value.size > PARAMETER_MAX || memchr(value.data ? value.data : "", 0, value.size)) {
+        err_set(err, ERR_INPUT, "the parameter '%s' is not a name", name);
+        return err_at(err, "%s", name);
+    }
+    *out = arena_text(arena, buf_str(&value));
+    return 0;
+}
+
+int api_read_number(struct http_exchange *exchange, const char *name, long long min, long long max,
+                    long long *out, struct err *err)
+{
+    OWN(buf) struct buf value = {0};
+    long long number;
+    if (!http_query_get(http_exchange_query(exchange), name, &value))
+        return 0;
+    if (!str_to_long(buf_str(&value), &number) || number < min || number > max) {
+        err_set(err, ERR_INPUT, "'%s' is a number from %lld to %lld", name, min, max);
+        return err_at(err, "%s", name);
+    }
+    *out = number;
+    return 0;
+}
+
+const char *api_name(struct http_exchange *exchange, struct str name, struct arena *arena)
+{
+    OWN(buf) struct buf decoded = {0};
+    struct err err = {0};
+    if (http_percent_decode(name, &decoded) && decoded.size <= PARAMETER_MAX &&
+        !memchr(decoded.data ? decoded.data : "", 0, decoded.size))
+        return arena_text(arena, buf_str(&decoded));
+    err_set(&err, ERR_NOT_FOUND, "there is nothing with such a name");
+    api_answer_error(exchange, &err);
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- smaller things */
 static void answer_health(struct api *api, struct http_exchange *exchange, struct str name)
 {
     (void)api;
@@ -44,138 +78,70 @@ static void answer_metrics(struct api *api, struct http_exchange *exchange, stru
     http_respond(exchange, 200, headers, 1, buf_str(&body));
 }
 
-/* ---------------------------------------------------------------- the list */
-
-struct page {
-    struct json_writer out;
-    size_t count;
-    char last[ID_MAX * 2];
+/* ---------------------------------------------------------------- the table */
+/* clang-format off */
+static const struct api_parameter list_parameters[] = {
+    {"limit", true, 1, API_PAGE_MAX, "Rows of a page; 100."},
+    {"before", false, 0, 0, "Only rollouts older than this id, newest first."},
+    {"after", false, 0, 0, "Only rollouts newer than this id, oldest first."},
+    {"order", false, 0, 0, "newest or oldest first."},
+    {"run", false, 0, 0, "Only of this run."},
+    {"group", false, 0, 0, "Only of this group."},
+    {"task", false, 0, 0, "Only of the task with this name."},
+    {"agent", false, 0, 0, "Only of this agent."},
+    {"stage", false, 0, 0, "Only in this stage, as the index has it."},
+    {"fate", false, 0, 0, "Only with this fate."},
+    {0},
 };
-
-static bool write_row(void *context, const struct store_rollout *row)
-{
-    struct page *page = context;
-    store_rollout_write(row, &page->out);
-    page->count++;
-    snprintf(page->last, sizeof page->last, "%s", row->id);
-    return true;
-}
-
-/* A parameter of the query; NULL: not there. -1: too long. */
-static int parameter(struct str query, const char *name, struct buf *out, const char **text,
-                     struct err *err)
-{
-    if (!http_query_get(query, name, out))
-        return 0;
-    if (out->size > PARAMETER_MAX || memchr(out->data ? out->data : "", 0, out->size))
-        return err_set(err, ERR_INPUT, "the parameter '%s' is not a name", name);
-    *text = buf_text(out);
-    return 0;
-}
-
-static int read_query(struct str text, struct store_query *query, struct buf values[6],
-                      struct err *err)
-{
-    const char *limit = NULL;
-    if (parameter(text, "run", &values[0], &query->run, err) < 0 ||
-        parameter(text, "stage", &values[1], &query->stage, err) < 0 ||
-        parameter(text, "fate", &values[2], &query->fate, err) < 0 ||
-        parameter(text, "task", &values[3], &query->task, err) < 0 ||
-        parameter(text, "before", &values[4], &query->before, err) < 0 ||
-        parameter(text, "limit", &values[5], &limit, err) < 0)
-        return -1;
-    long long number = PAGE_DEFAULT;
-    if (limit && (!str_to_long(str_of(limit), &number) || number < 1 || number > PAGE_MAX))
-        return err_set(err, ERR_INPUT, "'limit' is a number from 1 to %d", PAGE_MAX);
-    query->limit = (size_t)number;
-    return 0;
-}
-
-static void answer_rollouts(struct api *api, struct http_exchange *exchange, struct str name)
-{
-    (void)name;
-    struct buf values[6] = {0};
-    struct store_query query = {0};
-    struct err err = {0};
-    OWN(buf) struct buf body = {0};
-    struct page page = {.out = {.out = &body}};
-    json_begin_object(&page.out);
-    json_key(&page.out, "rollouts");
-    json_begin_array(&page.out);
-    int result = read_query(http_exchange_query(exchange), &query, values, &err);
-    if (result == 0)
-        result = store_list_rollouts(api->store, &query, write_row, &page, &err);
-    json_end_array(&page.out);
-    json_set_text(&page.out, "next", page.count && page.count == query.limit ? page.last : NULL);
-    json_end_object(&page.out);
-    for (size_t i = 0; i < COUNT(values); i++)
-        buf_deinit(&values[i]);
-    if (result < 0)
-        api_answer_error(exchange, &err);
-    else
-        http_respond_json(exchange, 200, buf_str(&body));
-}
-
-/* ---------------------------------------------------------------- one rollout */
-
-struct found {
-    char id[ID_MAX * 2];
-    char *dir;
-    struct buf row;
+static const struct api_parameter group_list_parameters[] = {
+    {"limit", true, 1, API_PAGE_MAX, "Rows of a page; 100."},
+    {"before", false, 0, 0, "Only groups older than this id, newest first."},
+    {"after", false, 0, 0, "Only groups newer than this id, oldest first."},
+    {"run", false, 0, 0, "Only of this run."},
+    {0},
 };
-
-static bool keep_row(void *context, const struct store_rollout *row)
-{
-    struct found *found = context;
-    struct json_writer out = {.out = &found->row};
-    snprintf(found->id, sizeof found->id, "%s", row->id);
-    found->dir = mem_dup(row->dir && row->dir[0] ? row->dir : NULL);
-    store_rollout_write(row, &out);
-    return false;
-}
-
-/* result.json when it is over, else how it stands, else the row of the index. */
-static void answer_rollout(struct api *api, struct http_exchange *exchange, struct str name)
-{
-    OWN(buf) struct buf decoded = {0};
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
-    struct err err = {0};
-    if (!http_percent_decode(name, &decoded) || decoded.size > PARAMETER_MAX ||
-        memchr(decoded.data, 0, decoded.size)) {
-        err_set(&err, ERR_NOT_FOUND, "there is no such rollout");
-        api_answer_error(exchange, &err);
-        return;
-    }
-    const char *id = buf_text(&decoded);
-    struct found found = {0};
-    if (store_get_rollout(api->store, id, keep_row, &found, &err) < 0) {
-        /* It may be too young for the index. */
-        if (api->write_live && api->write_live(api->context, id, &out))
-            http_respond_json(exchange, 200, buf_str(&body));
-        else
-            api_answer_error(exchange, &err);
-        return;
-    }
-    OWN(mem)
-    char *dir = found.dir ? TAKE(found.dir) : mem_format("%s/rollouts/%s", api->home, found.id);
-    OWN(mem) char *path = mem_format("%s/result.json", dir);
-    bool live =
-        api->write_live && !file_exists(path) && api->write_live(api->context, found.id, &out);
-    if (!live && file_read(path, RESULT_BYTES_MAX, &body, NULL) < 0) {
-        buf_clear(&body);
-        buf_str_append(&body, buf_str(&found.row));
-    }
-    buf_deinit(&found.row);
-    http_respond_json(exchange, 200, buf_str(&body));
-}
+static const struct api_parameter wait_parameters[] = {
+    {"wait_ms", true, 0, API_WAIT_MS_MAX, "Answer when it is over, or when this time is."},
+    {0},
+};
+static const struct api_parameter sample_parameters[] = {
+    {"format", false, 0, 0, "jsonl, or binary for little-endian arrays."},
+    {0},
+};
+static const struct api_parameter lease_parameters[] = {
+    {"lease", false, 0, 0, "The lease of the take: makes sure that the call is still yours."},
+    {0},
+};
 
 const struct api_route api_routes[] = {
-    {"GET", "/health", true, answer_health},
-    {"GET", "/metrics", false, answer_metrics},
-    {"GET", "/v1/version", false, answer_version},
-    {"GET", "/v1/rollouts", false, answer_rollouts},
-    {"GET", "/v1/rollouts/*", false, answer_rollout},
-    {"GET", "/v1/rollouts/*/samples", false, api_answer_samples},
+    {"GET", "/health", true, answer_health, "A constant, without a token", 200, "Status"},
+    {"GET", "/metrics", false, answer_metrics, "Numbers in the Prometheus text format", 200, "text/plain"},
+    {"GET", "/v1/version", false, answer_version, "Name and version", 200, "Version"},
+
+    {"GET", "/v1/rollouts", false, api_answer_rollouts, "A page of rollouts", 200, "RolloutPage", list_parameters},
+    {"POST", "/v1/rollouts", false, api_answer_submit, "Submit a rollout, or a list of them", 201, "Submitted", NULL, &api_submit_body},
+    {"GET", "/v1/rollouts/{id}", false, api_answer_rollout, "One rollout; its result when it is over", 200, "Rollout", wait_parameters},
+    {"DELETE", "/v1/rollouts/{id}", false, api_answer_cancel, "Cancel a rollout; its result still comes", 202, "Status"},
+    {"GET", "/v1/rollouts/{id}/calls", false, api_answer_calls, "Its model calls", 200, "Calls"},
+    {"GET", "/v1/rollouts/{id}/samples", false, api_answer_samples, "Its training rows, when it is over", 200, "application/x-ndjson", sample_parameters},
+    {"GET", "/v1/calls/{id}", false, api_answer_call, "One model call, with its tokens", 200, "Call"},
+
+    {"GET", "/v1/groups", false, api_answer_groups, "A page of groups", 200, "GroupPage", group_list_parameters},
+    {"POST", "/v1/groups", false, api_answer_group_submit, "Submit a group of rollouts", 201, "SubmittedGroup", NULL, &api_group_body},
+    {"GET", "/v1/groups/{id}", false, api_answer_group, "A group and how its rollouts stand", 200, "Group", wait_parameters},
+    {"DELETE", "/v1/groups/{id}", false, api_answer_group_cancel, "Cancel what is left of a group", 202, "Status"},
+
+    {"GET", "/v1/policy", false, api_answer_policy, "The version of the weights", 200, "Policy"},
+    {"POST", "/v1/policy", false, api_answer_policy_change, "A new version; pause, resume, staleness", 200, "Policy", NULL, &api_policy_body},
+
+    {"GET", "/v1/gate", false, api_answer_gate, "Counts of the gate", 200, "GateCounts"},
+    {"GET", "/v1/gate/ws", false, api_answer_socket, "The gate on one WebSocket", 101, NULL},
+    {"POST", "/v1/gate/take", false, api_answer_take, "Held calls, for a while leased to the asker", 200, "Taken", NULL, &api_take_body},
+    {"POST", "/v1/gate/calls/{call_id}/answer", false, api_answer_answer, "Answer a call", 200, "CallStatus", lease_parameters, NULL, "application/json"},
+    {"POST", "/v1/gate/calls/{call_id}/stream", false, api_answer_stream, "Answer a call in pieces", 200, "CallStatus", lease_parameters, NULL, "application/x-ndjson"},
+    {"POST", "/v1/gate/calls/{call_id}/extend", false, api_answer_extend, "A longer lease", 200, "CallStatus", lease_parameters, &api_extend_body},
+    {"POST", "/v1/gate/calls/{call_id}/release", false, api_answer_release, "Back to the queue", 200, "CallStatus", lease_parameters, &api_release_body},
+    {"POST", "/v1/gate/calls/{call_id}/fail", false, api_answer_fail, "An error for the agent", 200, "CallStatus", lease_parameters, &api_fail_body},
 };
+/* clang-format on */
 const size_t api_route_count = COUNT(api_routes);

@@ -84,6 +84,7 @@ int err_set(struct err *err, enum err_kind kind, const char *format, ...)
     format_text(err->text, format, args);
     va_end(args);
     err->kind = kind;
+    err->field[0] = '\0';
     return -1;
 }
 
@@ -101,6 +102,7 @@ int err_errno(struct err *err, const char *format, ...)
     err->kind = err_kind_of_errno(number);
     if (err->kind == ERR_NONE)
         err->kind = ERR_SYSTEM;
+    err->field[0] = '\0';
     return -1;
 }
 
@@ -118,6 +120,31 @@ int err_wrap(struct err *err, const char *format, ...)
     int used = snprintf(err->text, ERR_TEXT_MAX, "%s: ", context);
     if (used > 0 && used < ERR_TEXT_MAX)
         snprintf(err->text + used, ERR_TEXT_MAX - (size_t)used, "%s", old);
+    return -1;
+}
+
+int err_at(struct err *err, const char *format, ...)
+{
+    if (!err)
+        return -1;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->field, sizeof err->field, format, args);
+    va_end(args);
+    return -1;
+}
+
+int err_below(struct err *err, const char *format, ...)
+{
+    if (!err)
+        return -1;
+    char above[ERR_FIELD_MAX], old[ERR_FIELD_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(above, sizeof above, format, args);
+    va_end(args);
+    memcpy(old, err->field, sizeof old);
+    snprintf(err->field, sizeof err->field, "%s%s%s", above, old[0] ? "." : "", old);
     return -1;
 }
 

@@ -27,10 +27,12 @@ enum err_kind {
 };
 
 #define ERR_TEXT_MAX 512
+#define ERR_FIELD_MAX 96
 
 struct err {
     enum err_kind kind;
     char text[ERR_TEXT_MAX];
+    char field[ERR_FIELD_MAX]; /* of what was asked: "task.verify"; "": none in particular */
 };
 
 /* One row per kind: its word, HTTP status, exit code, and whether trying again may help. */
@@ -43,13 +45,17 @@ struct err_meaning {
 
 const struct err_meaning *err_meaning(enum err_kind kind);
 
-/* Sets the error; returns -1 so that `return err_set(...)` reads well. */
+/* Sets the error, without a field; returns -1 so that `return err_set(...)` reads well. */
 int err_set(struct err *err, enum err_kind kind, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same with ": <strerror(errno)>" appended; picks the kind from errno. */
 int err_errno(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Puts "<context>: " before the text. Returns -1. Keeps the kind. */
 int err_wrap(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Names the field that is wrong. Returns -1. */
+int err_at(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The field, when there is one, is below this one; else it is this one. Returns -1. */
+int err_below(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Copies; returns -1. */
 int err_copy(struct err *err, const struct err *from);
 enum err_kind err_kind_of_errno(int number);

@@ -37,6 +37,24 @@ void id_make(char id[ID_MAX], const char *prefix)
     id[used] = '\0';
 }
 
+void id_make_after(char id[ID_MAX], const char *prefix, const char *last)
+{
+    id_make(id, prefix);
+    if (strlen(id) != strlen(last) || strcmp(id, last) > 0)
+        return;
+    /* A step of up to 2^40, so that ids of one moment cannot be told from each other's either. */
+    uint64_t step = 0;
+    id_random_bytes(&step, 5);
+    step++;
+    memcpy(id, last, strlen(last) + 1);
+    for (size_t at = strlen(id); at-- > 0 && id[at] != '-' && step; step >>= 5) {
+        const char *letter = strchr(letters, id[at]);
+        uint64_t sum = (letter ? (uint64_t)(letter - letters) : 0) + (step & 31);
+        id[at] = letters[sum & 31];
+        step += (sum >> 5) << 5;
+    }
+}
+
 void id_random_hex(char *text, size_t count)
 {
     static const char hex[] = "0123456789abcdef";

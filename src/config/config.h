@@ -66,6 +66,9 @@ struct config {
     int64_t rollout_artifact_bytes_max;
     int64_t rollout_log_bytes_max;
     int64_t rollout_queued_max;
+    int64_t rollout_queue_ms_max;
+    int64_t rollout_starts_per_second_max;
+    int64_t rollout_calls_in_flight_max;
 
     int64_t gateway_body_bytes_max;
     int64_t gateway_answer_bytes_max;

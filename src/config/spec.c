@@ -30,6 +30,24 @@ const char *toml_type_name(enum toml_type type)
     return names[type];
 }
 
+/* Where the node is, as a dotted path: "limits.memory", "setup.1.run". */
+static bool name_field(const struct toml_node *above, const struct toml_node *node, struct err *err)
+{
+    size_t number = 0;
+    TOML_EACH(item, above)
+    {
+        if (item == node || name_field(item, node, err)) {
+            if (item->key)
+                err_below(err, "%s", item->key);
+            else
+                err_below(err, "%zu", number);
+            return true;
+        }
+        number++;
+    }
+    return false;
+}
+
 int toml_error(const struct toml_node *node, struct err *err, const char *format, ...)
 {
     char text[ERR_TEXT_MAX];
@@ -37,8 +55,9 @@ int toml_error(const struct toml_node *node, struct err *err, const char *format
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return err_set(err, ERR_INPUT, "%s:%u:%u: %s", node->toml->name, node->line, node->column,
-                   text);
+    err_set(err, ERR_INPUT, "%s:%u:%u: %s", node->toml->name, node->line, node->column, text);
+    (void)name_field(node->toml->root, node, err);
+    return -1;
 }
 
 static void note_asked(struct toml_node *table, const char *key)
@@ -303,9 +322,15 @@ int toml_tables(struct toml_node *table, const char *key, struct toml_node **out
 
 static int missing(const struct toml_node *table, const char *key, struct err *err)
 {
+    char field[ERR_FIELD_MAX];
     if (table->key)
-        return toml_error(table, err, "'%s' is missing in [%s]", key, table->key);
-    return toml_error(table, err, "'%s' is missing", key);
+        toml_error(table, err, "'%s' is missing in [%s]", key, table->key);
+    else
+        toml_error(table, err, "'%s' is missing", key);
+    if (!err)
+        return -1;
+    memcpy(field, err->field, sizeof field);
+    return err_at(err, "%.60s%s%.30s", field, field[0] ? "." : "", key);
 }
 
 int toml_need_text(struct toml_node *table, const char *key, const char **out, struct err *err)
@@ -338,10 +363,12 @@ static int unknown_key(const struct toml_node *table, const struct toml_node *it
          asked = asked->next)
         names[count++] = asked->name;
     const char *nearest = text_nearest(item->key, names, count);
-    return err_set(err, ERR_INPUT, "%s:%u:%u: unknown key '%s'%s%s%s%s%s%s", item->toml->name,
-                   item->key_line, item->key_column, item->key, table->key ? " in [" : "",
-                   table->key ? table->key : "", table->key ? "]" : "",
-                   nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+    err_set(err, ERR_INPUT, "%s:%u:%u: unknown key '%s'%s%s%s%s%s%s", item->toml->name,
+            item->key_line, item->key_column, item->key, table->key ? " in [" : "",
+            table->key ? table->key : "", table->key ? "]" : "", nearest ? "; did you mean '" : "",
+            nearest ? nearest : "", nearest ? "'?" : "");
+    (void)name_field(item->toml->root, item, err);
+    return -1;
 }
 
 static int check_unused(const struct toml_node *node, struct err *err)

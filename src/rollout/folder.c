@@ -69,42 +69,71 @@ void log_file_tail(const char *dir, const char *name, size_t bytes_max, struct b
         buf_consume(out, 1);
 }
 
-static void write_event(struct log_file *log, const char *kind, struct str type, struct str name,
-                        struct str id, struct str text)
+static void begin(struct json_writer *writer, const char *kind)
 {
-    if (log->fd < 0 || log->failed || log->cut)
-        return;
-    OWN(buf) struct buf line = {0};
-    struct json_writer writer = {.out = &line};
-    json_begin_object(&writer);
-    json_set_int(&writer, "at_ms", (long long)clock_wall_ms());
-    json_set_text(&writer, "kind", kind);
+    json_begin_object(writer);
+    json_set_int(writer, "at_ms", (long long)clock_wall_ms());
+    json_set_text(writer, "kind", kind);
+}
+
+static void end(struct json_writer *writer, struct str text)
+{
+    if (text.data)
+        json_set_str(writer, "text", str_upto(text, EVENT_TEXT_MAX));
+    if (text.size > EVENT_TEXT_MAX)
+        json_set_bool(writer, "text_cut", true);
+    json_end_object(writer);
+    buf_byte(writer->out, '\n');
+}
+
+void event_line_typed(struct buf *out, const char *kind, struct str type, struct str text)
+{
+    struct json_writer writer = {.out = out};
+    begin(&writer, kind);
     if (type.data)
         json_set_str(&writer, "type", type);
-    if (name.size)
-        json_set_str(&writer, "name", name);
-    if (id.size)
-        json_set_str(&writer, "id", id);
-    if (text.data)
-        json_set_str(&writer, "text", str_upto(text, EVENT_TEXT_MAX));
-    if (text.size > EVENT_TEXT_MAX)
-        json_set_bool(&writer, "text_cut", true);
-    json_end_object(&writer);
-    buf_byte(&line, '\n');
-    if (log->bytes + line.size > log->bytes_max) {
-        log->cut = true;
-        return;
+    end(&writer, text);
+}
+
+void event_line(struct buf *out, const char *kind, struct str text)
+{
+    event_line_typed(out, kind, STR_NONE, text);
+}
+
+void event_line_agent(struct buf *out, const struct agent_event *event)
+{
+    struct json_writer writer = {.out = out};
+    begin(&writer, agent_event_kind_name(event->kind));
+    if (event->type.data)
+        json_set_str(&writer, "type", event->type);
+    if (event->name.size)
+        json_set_str(&writer, "name", event->name);
+    if (event->id.size)
+        json_set_str(&writer, "id", event->id);
+    end(&writer, event->text.data ? event->text : event->raw);
+}
+
+void event_line_call(struct buf *out, const struct trace_call *call, bool done)
+{
+    struct json_writer writer = {.out = out};
+    begin(&writer, done ? "call_done" : "call_begun");
+    json_set_text(&writer, "id", call->id);
+    json_set_int(&writer, "number", call->number);
+    if (call->side)
+        json_set_bool(&writer, "side", true);
+    if (done) {
+        json_set_text(&writer, "state", trace_call_state_name(call->state));
+        json_set_int(&writer, "status", call->http_status);
+        if (call->has_policy)
+            json_set_int(&writer, "policy_version", call->policy_version);
+        if (call->done_ms >= call->accepted_ms)
+            json_set_int(&writer, "ms", (long long)(call->done_ms - call->accepted_ms));
+        if (call->answer && call->answer->usage.known) {
+            json_set_int(&writer, "prompt_tokens", call->answer->usage.prompt_tokens);
+            json_set_int(&writer, "completion_tokens", call->answer->usage.completion_tokens);
+        }
+        if (call->error_kind)
+            json_set_text(&writer, "error", call->error_kind);
     }
-    log_file_write(log, buf_str(&line));
-}
-
-void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text)
-{
-    write_event(log, kind, type, STR_NONE, STR_NONE, text);
-}
-
-void log_file_agent_event(struct log_file *log, const struct agent_event *event)
-{
-    write_event(log, agent_event_kind_name(event->kind), event->type, event->name, event->id,
-                event->text.data ? event->text : event->raw);
+    end(&writer, STR_NONE);
 }

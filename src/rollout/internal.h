@@ -1,7 +1,7 @@
 /* internal.h - private to the rollout room: what the manager (rollouts.c, control loop) and the
  * lives (life.c, on lanes) share.
  *
- *     rollouts.c  the manager: queue, parallel cap, views, watchers, the index
+ *     rollouts.c, admission.c, groups.c, plan.c  the manager (manager.h)
  *     life*.c     one rollout on its lane, as a table and a step (life.h)
  *     folder.c    rollouts/<id>/: bounded logs
  *     result.c    result.json
@@ -26,6 +26,17 @@
 
 struct entry;
 struct life;
+
+/* What a group's preparation made once for all its members. Constant once made. */
+struct shared {
+    atomic_int references;
+    struct arena arena;
+    char layer[80]; /* the prepared files */
+    const struct trace_command *setup;
+    size_t setup_count;
+};
+struct shared *shared_ref(struct shared *shared);
+void shared_unref(struct shared *shared); /* NULL is fine */
 
 struct plan {
     atomic_int references;
@@ -53,17 +64,31 @@ struct plan {
     uint64_t queued_wall_ms, queued_mono_ms;
     struct rollout_lane lane;
     struct loop *control;
-    struct store *store;  /* NULL: none */
-    uint32_t realign_max; /* struct samples_options */
-    struct err refused;   /* set before it begins: it is over before it began, and why */
-    struct entry *entry;  /* the manager's; only touched on the control loop */
-    struct life *life;    /* the lane's; only touched there */
+    struct store *store;   /* NULL: none */
+    uint32_t realign_max;  /* struct samples_options */
+    bool events;           /* what happens is told to the manager, too */
+    bool preparation;      /* of a group: ends when the sandbox is set up, as a layer */
+    struct shared *shared; /* what the preparation made; NULL: this one does it itself */
+    bool has_policy;
+    int64_t policy_version; /* of the weights when it began */
+    struct err refused;     /* set before it begins: it is over before it began, and why */
+    enum trace_fate refused_fate;
+    char refused_reason[24];
+    struct entry *entry; /* the manager's; only touched on the control loop */
+    struct life *life;   /* the lane's; only touched there */
 };
 struct plan *plan_ref(struct plan *plan);
 void plan_unref(struct plan *plan);
 
 /* --- from the lane to the manager; freed by the receiver */
 enum report_kind { REPORT_STAGE, REPORT_ACTIVITY, REPORT_FINAL };
+/* What happened, as in events.jsonl; freed by the receiver. */
+struct report_line {
+    struct plan *plan; /* a reference */
+    const char *kind;  /* static */
+    struct buf line;   /* one JSON object and a line feed */
+};
+void rollouts_report_line(void *line); /* runs on the control loop */
 struct report {
     enum report_kind kind;
     struct plan *plan; /* a reference */
@@ -79,6 +104,9 @@ struct report {
     double reward;
     int64_t prompt_tokens, completion_tokens;
     char *result; /* heap; one line */
+    char reason[24];
+    uint64_t bytes;        /* of the folder */
+    struct shared *shared; /* of a preparation that succeeded; a reference */
 };
 void rollouts_report(void *report); /* runs on the control loop */
 
@@ -86,7 +114,7 @@ void rollouts_report(void *report); /* runs on the control loop */
 void life_begin(void *plan); /* takes over the reference */
 struct life_order {
     struct plan *plan; /* a reference */
-    char why[160];
+    char why[160], reason[24];
     bool hurry;
 };
 void life_cancel(void *order); /* frees it */
@@ -104,10 +132,13 @@ void log_file_write(struct log_file *log,
 void log_file_close(struct log_file *log);
 /* The last bytes of a log, from the first whole character on. */
 void log_file_tail(const char *dir, const char *name, size_t bytes_max, struct buf *out);
-/* One line {"at_ms":..., "kind":..., ...} of events.jsonl. `type` and `text` may be STR_NONE. */
-void log_file_event(struct log_file *log, const char *kind, struct str type, struct str text);
+/* One line {"at_ms":..., "kind":..., ...} of events.jsonl. */
+void event_line(struct buf *out, const char *kind, struct str text);
+void event_line_typed(struct buf *out, const char *kind, struct str type, struct str text);
 /* The same for an event of the agent, with a tool's name and a call's id when it has them. */
-void log_file_agent_event(struct log_file *log, const struct agent_event *event);
+void event_line_agent(struct buf *out, const struct agent_event *event);
+/* "call_begun" and "call_done": id, number, status, tokens, times. */
+void event_line_call(struct buf *out, const struct trace_call *call, bool done);
 
 /* --- samples.jsonl: from the calls of a rollout, on a worker; knows nothing of the life */
 struct samples_job {
@@ -133,6 +164,7 @@ void samples_job_free(struct samples_job *job);
 struct result_extra {
     const struct plan *plan;
     struct str gateway;      /* raw JSON; STR_NONE: none */
+    const char *reason;      /* of the end, as a word; NULL or "": none */
     const char *verify_user; /* NULL: not verified */
     const char *verify_note; /* why not fresh; NULL: nothing to say */
     struct str verification; /* raw JSON object: how it was judged; STR_NONE: not */

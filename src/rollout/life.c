@@ -44,7 +44,7 @@ static const unsigned rules[TRACE_STAGES] = {
     [TRACE_PROVISIONING] = TO(INSTALLING) | ENDS,
     [TRACE_INSTALLING]   = TO(PREPARING) | ENDS,
     [TRACE_PREPARING]    = TO(SETUP) | ENDS,
-    [TRACE_SETUP]        = TO(RUNNING) | ENDS,
+    [TRACE_SETUP]        = TO(RUNNING) | TO(COLLECTING) | ENDS, /* a preparation is collected */
     [TRACE_RUNNING]      = TO(SETTLING) | ENDS,
     [TRACE_SETTLING]     = TO(VERIFYING) | ENDS,
     [TRACE_VERIFYING]    = TO(COLLECTING) | TO(SETUP) | ENDS, /* there is another step */
@@ -103,7 +103,7 @@ static void move(struct life *life, enum trace_stage next)
     life_leave_stage(life);
     life->stage = next;
     LOG_DEBUG("rollout", life->plan->id, "%s", trace_stage_name(next));
-    log_file_event(&life->events_log, "stage", STR_NONE, str_of(trace_stage_name(next)));
+    life_log(life, "stage", str_of(trace_stage_name(next)));
     loop_timer_start(life->loop, &life->deadline, stage_budget(life, next), on_stage_deadline,
                      life);
     life_report_send(life, life_report(life, REPORT_STAGE));
@@ -122,7 +122,7 @@ void life_fail(struct life *life, enum trace_fate fate, const struct err *why)
                                     : life->stage;
     life->result.reward = (struct trace_reward){0};
     life->err = *why;
-    log_file_event(&life->events_log, trace_fate_name(fate), STR_NONE, str_of(why->text));
+    life_log(life, trace_fate_name(fate), str_of(why->text));
     move(life, fate == TRACE_FATE_CANCELLED ? TRACE_CANCELLED : TRACE_FAILED);
     life_close(life);
     life_step(life);
@@ -174,27 +174,36 @@ void life_step(struct life *life)
         if (!life->provisioned)
             return;
         move(life, TRACE_INSTALLING);
-        life_install(life);
-        return;
+        if (!plan->shared) {
+            life_install(life);
+            return;
+        }
+        life->installed = life->prepared = life->setup_done = true;
+        life->result.setup = plan->shared->setup;
+        life->result.setup_count = plan->shared->setup_count;
+        /* fall through */
 
     case TRACE_INSTALLING:
         if (!life->installed)
             return;
         agent_install_close(TAKE(life->install));
         move(life, TRACE_PREPARING);
-        if (life_open_session(life, &why) < 0) {
+        if (!plan->preparation && life_open_session(life, &why) < 0) {
             life_fail_infra(life, &why);
             return;
         }
-        life_prepare(life);
-        return;
+        if (!plan->shared) {
+            life_prepare(life);
+            return;
+        }
+        /* fall through */
 
     case TRACE_PREPARING:
         if (!life->prepared || !life_tools_ready(life))
             return;
         task_work_close(TAKE(life->work));
         move(life, TRACE_SETUP);
-        if (plan->task->setup_count) {
+        if (plan->task->setup_count && !plan->shared) {
             life_setup(life);
             return;
         }
@@ -205,6 +214,11 @@ void life_step(struct life *life)
         if (!life->setup_done || life->busy)
             return;
         task_work_close(TAKE(life->work));
+        if (plan->preparation) {
+            move(life, TRACE_COLLECTING);
+            life_share(life);
+            return;
+        }
         if (!life_ready(life))
             return;
         move(life, TRACE_RUNNING);
@@ -352,7 +366,8 @@ void life_begin(void *argument)
     fill_result(life);
     if (plan->refused.kind != ERR_NONE) {
         (void)open_folder(life, NULL);
-        life_fail(life, TRACE_FATE_CANCELLED, &plan->refused);
+        snprintf(life->reason, sizeof life->reason, "%s", plan->refused_reason);
+        life_fail(life, plan->refused_fate, &plan->refused);
         return;
     }
     int capabilities = sandboxes_capabilities(plan->lane.sandboxes, plan->backend, &err);
@@ -382,6 +397,8 @@ void life_cancel(void *argument)
         struct err why = {0};
         err_set(&why, ERR_CANCELLED, "%s", order->why);
         life->hurry = life->hurry || order->hurry;
+        if (!trace_stage_final(life->stage))
+            snprintf(life->reason, sizeof life->reason, "%s", order->reason);
         life_fail(life, TRACE_FATE_CANCELLED, &why);
         if (order->hurry && !life->reported)
             loop_timer_start(life->loop, &life->deadline, HURRY_MS, on_stage_deadline, life);

@@ -32,7 +32,10 @@ struct life {
     struct sandbox *apart;   /* of the task's tools that run apart; NULL: none */
     bool apart_ready;
     struct list tool_jobs;
-    char layer[80]; /* the final files, as a layer; "" */
+    char layer[80];        /* the final files, as a layer; "" */
+    char reason[24];       /* of the end, as a word; "" */
+    struct shared *made;   /* by a preparation */
+    const char *layers[2]; /* below the agent's sandbox */
     struct gateway_session *session;
     struct agent_install *install;
     struct agent_run *run;
@@ -90,11 +93,12 @@ int life_open_session(struct life *life, struct err *err);
 void life_prepare(struct life *life);
 void life_setup(struct life *life);
 void life_start_agent(struct life *life);
+void life_share(struct life *life); /* a preparation is done: its files become a layer */
 void life_settle(struct life *life);
 void life_close_session(struct life *life, uint32_t grace_ms);
 /* What the agent's end means, now that its calls are settled too. */
 enum trace_fate life_judge_fate(const struct life *life, struct err *why);
-struct sandbox_spec life_shape(const struct life *life);
+struct sandbox_spec life_shape(struct life *life);
 void life_copy_commands(struct life *life, const struct trace_command *from, size_t count,
                         const struct trace_command **to, size_t *to_count);
 void life_note_sandbox(struct life *life); /* facts and look-ups, while it is there */
@@ -132,6 +136,9 @@ void life_on_closed(void *context, const struct err *err);
 void life_samples(struct life *life);
 void life_finish(struct life *life); /* the folder, the final report, the end */
 void life_tell(struct life *life, const char *what, struct str text);
+/* A line of events.jsonl, which the manager hears of, too. */
+void life_log(struct life *life, const char *kind, struct str text);
+void life_log_line(struct life *life, const char *kind, struct buf *line);
 struct report *life_report(struct life *life, enum report_kind kind);
 void life_report_send(struct life *life, struct report *report);
 

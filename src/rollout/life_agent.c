@@ -1,6 +1,7 @@
 /* life_agent.c - a rollout from its first sandbox to its agent's end: provisioning, installing,
  * preparing, setup, running, settling. Functions start one thing each; callbacks note what they
  * learned and step. */
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -38,7 +39,7 @@ static void on_open(void *context, struct sandbox *sandbox, const struct err *er
     life_step(life);
 }
 
-struct sandbox_spec life_shape(const struct life *life)
+struct sandbox_spec life_shape(struct life *life)
 {
     const struct plan *plan = life->plan;
     uint64_t life_ms =
@@ -51,10 +52,11 @@ struct sandbox_spec life_shape(const struct life *life)
         .label = plan->id,
         .life_ms_max = life_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)life_ms,
     };
-    if (plan->bundle && life->capabilities & SANDBOX_CAN_LAYERS) {
-        spec.layers = &plan->bundle;
-        spec.layer_count = 1;
-    }
+    if (plan->bundle && life->capabilities & SANDBOX_CAN_LAYERS)
+        life->layers[spec.layer_count++] = plan->bundle;
+    if (plan->shared) /* a fork of what was prepared */
+        life->layers[spec.layer_count++] = plan->shared->layer;
+    spec.layers = spec.layer_count ? life->layers : NULL;
     /* Who asks for "no-limits" by name gets none, whatever the task says. */
     if (plan->isolation == SANDBOX_ISOLATION_NO_LIMITS)
         return spec;
@@ -80,7 +82,7 @@ void life_open_sandbox(struct life *life)
 {
     struct sandbox_spec spec = life_shape(life);
     struct err err = {0};
-    if (life->plan->pool && life->capabilities & SANDBOX_CAN_POOL &&
+    if (life->plan->pool && !life->plan->shared && life->capabilities & SANDBOX_CAN_POOL &&
         sandboxes_pool(life->plan->lane.sandboxes, &spec, life->plan->pool, &err) < 0)
         LOG_WARN("rollout", life->plan->id, "no pool of ready sandboxes: %s", err.text);
     life->result.tries++;
@@ -135,6 +137,9 @@ static void on_call(void *context, const struct trace_call *call, enum gateway_p
     const struct gateway_stats *stats = gateway_session_stats(life->session);
     life->result.calls = stats->calls;
     life->result.turns = stats->turns;
+    OWN(buf) struct buf line = {0};
+    event_line_call(&line, call, phase == GATEWAY_CALL_DONE);
+    life_log_line(life, phase == GATEWAY_CALL_DONE ? "call_done" : "call_begun", &line);
     if (phase == GATEWAY_CALL_BEGUN && call->number)
         life_tell(life, "asks the model", STR_NONE);
 }
@@ -150,7 +155,7 @@ static void on_exhausted(void *context, enum gateway_cause cause, const struct e
 {
     struct life *life = context;
     (void)cause;
-    log_file_event(&life->events_log, "limit", STR_NONE, str_of(why->text));
+    life_log(life, "limit", str_of(why->text));
     if (life->stage == TRACE_RUNNING)
         loop_timer_start(life->loop, &life->pause, LIMIT_GRACE_MS, on_limit_grace_over, life);
 }
@@ -253,12 +258,55 @@ void life_setup(struct life *life)
         task_setup(life->plan->task, life->sandbox, life->plan->setup_ms_max, on_setup, life);
 }
 
+/* ---------------------------------------------------------------- a preparation's end */
+static void on_shared(void *context, const char *layer_id, const struct err *err)
+{
+    struct life *life = context;
+    struct err why = {0};
+    if (is_bad(err)) {
+        why = *err;
+    } else {
+        struct shared *shared = mem_zero(sizeof *shared);
+        atomic_init(&shared->references, 1);
+        snprintf(shared->layer, sizeof shared->layer, "%s", layer_id);
+        size_t count = life->result.setup_count;
+        struct trace_command *setup = arena_alloc(&shared->arena, (count + 1) * sizeof *setup);
+        for (size_t i = 0; i < count; i++) {
+            setup[i] = life->result.setup[i];
+            setup[i].command = arena_str(&shared->arena, setup[i].command);
+            setup[i].output = arena_str(&shared->arena, setup[i].output);
+        }
+        shared->setup = setup;
+        shared->setup_count = count;
+        life->made = shared;
+    }
+    life->pending++;
+    sandbox_close(TAKE(life->sandbox), life_on_closed, life);
+    if (why.kind != ERR_NONE) {
+        err_wrap(&why, "keeping the prepared files");
+        life_fail_infra(life, &why);
+        return;
+    }
+    life->collected = true;
+    life_step(life);
+}
+
+void life_share(struct life *life)
+{
+    life->result.fate = TRACE_FATE_OK;
+    life_note_sandbox(life);
+    sandbox_on_lost(life->sandbox, NULL, NULL);
+    sandbox_snapshot(life->sandbox, on_shared, life);
+}
+
 /* ---------------------------------------------------------------- running */
 static void on_agent_event(void *context, const struct agent_event *event)
 {
     struct life *life = context;
     const char *kind = agent_event_kind_name(event->kind);
-    log_file_agent_event(&life->events_log, event);
+    OWN(buf) struct buf line = {0};
+    event_line_agent(&line, event);
+    life_log_line(life, kind, &line);
     if (event->kind != AGENT_OTHER)
         life_tell(life, kind, event->text);
 }

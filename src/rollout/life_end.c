@@ -38,6 +38,33 @@ void life_report_send(struct life *life, struct report *report)
     loop_post(life->plan->control, rollouts_report, report);
 }
 
+void life_log_line(struct life *life, const char *kind, struct buf *line)
+{
+    struct log_file *log = &life->events_log;
+    if (log->fd < 0 || log->failed || log->cut)
+        return;
+    if (log->bytes + line->size > log->bytes_max) {
+        log->cut = true;
+        return;
+    }
+    log_file_write(log, buf_str(line));
+    if (!life->plan->events)
+        return;
+    struct report_line *report = mem_zero(sizeof *report);
+    report->plan = plan_ref(life->plan);
+    report->kind = kind;
+    report->line = *line;
+    *line = (struct buf){0};
+    loop_post(life->plan->control, rollouts_report_line, report);
+}
+
+void life_log(struct life *life, const char *kind, struct str text)
+{
+    OWN(buf) struct buf line = {0};
+    event_line(&line, kind, text);
+    life_log_line(life, kind, &line);
+}
+
 void life_tell(struct life *life, const char *what, struct str text)
 {
     char line[sizeof life->activity];
@@ -97,6 +124,7 @@ bool life_all_closed(const struct life *life)
 static void life_free(void *argument)
 {
     struct life *life = argument;
+    shared_unref(life->made);
     buf_deinit(&life->artifacts);
     buf_deinit(&life->steps);
     arena_deinit(&life->arena);
@@ -112,6 +140,7 @@ static void write_result(struct life *life, struct buf *line)
     result->done_ms = clock_wall_ms();
     result->error = life->err.text[0] ? str_of(life->err.text) : STR_NONE;
     result->error_kind = life->err.kind ? err_meaning(life->err.kind)->name : NULL;
+    life->extra.reason = life->reason;
     result_write(result, &life->extra, line);
 }
 
@@ -154,8 +183,7 @@ void life_finish(struct life *life)
         life_leave_stage(life);
         life->extra.logs_cut =
             life->agent_log.cut || life->events_log.cut || life->agent_log.failed;
-        log_file_event(&life->events_log, "result", STR_NONE,
-                       str_of(trace_fate_name(life->result.fate)));
+        life_log(life, "result", str_of(trace_fate_name(life->result.fate)));
         log_file_close(&life->agent_log);
         log_file_close(&life->events_log);
         if (life->layer[0])
@@ -201,6 +229,10 @@ void life_finish(struct life *life)
         report->prompt_tokens = life->result.usage.known ? life->result.usage.prompt_tokens : -1;
         report->completion_tokens =
             life->result.usage.known ? life->result.usage.completion_tokens : -1;
+        memcpy(report->reason, life->reason, sizeof report->reason);
+        report->bytes =
+            life->agent_log.bytes + life->events_log.bytes + life->artifact_bytes + line.size;
+        report->shared = TAKE(life->made);
         report->result = buf_take(&line);
         life_report_send(life, report);
     }

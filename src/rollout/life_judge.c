@@ -196,7 +196,7 @@ static void on_hooks(void *context, const struct trace_command *commands, size_t
     struct life *life = context;
     for (size_t i = 0; i < count; i++)
         if (commands[i].code)
-            log_file_event(&life->events_log, "collect_failed", STR_NONE, commands[i].command);
+            life_log(life, "collect_failed", commands[i].command);
     if (is_bad(err)) {
         struct err why = *err;
         life_fail_infra(life, &why);

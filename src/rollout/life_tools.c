@@ -71,7 +71,7 @@ static void on_apart_open(void *context, struct sandbox *sandbox, const struct e
 
 bool life_tools_ready(struct life *life)
 {
-    if (life->apart_ready || !task_has_apart(life->plan->task))
+    if (life->apart_ready || life->plan->preparation || !task_has_apart(life->plan->task))
         return true;
     if (life->apart)
         return false;
@@ -207,7 +207,9 @@ void life_on_tool_note(void *context, const struct gateway_tool_note *note)
     else
         json_set_raw(&out, "answer", note->result);
     json_end_object(&out);
-    log_file_event(&life->events_log, "task_tool", str_of(note->name), buf_str(&text));
+    OWN(buf) struct buf line = {0};
+    event_line_typed(&line, "task_tool", str_of(note->name), buf_str(&text));
+    life_log_line(life, "task_tool", &line);
     life_tell(life, "task_tool", str_of(note->name));
 }
 

@@ -113,6 +113,7 @@ void result_write(const struct trace_result *result, const struct result_extra *
     json_set_text(&writer, "class", trace_fate_name(result->fate));
     json_set_text(&writer, "cause",
                   result->fate != TRACE_FATE_OK ? result->error.data : extra->divergence);
+    json_set_text(&writer, "reason", extra->reason && extra->reason[0] ? extra->reason : NULL);
     json_set_text(&writer, "run", plan->run[0] ? plan->run : NULL);
     json_set_int(&writer, "index", plan->index);
 
@@ -144,6 +145,10 @@ void result_write(const struct trace_result *result, const struct result_extra *
         json_set_raw(&writer, "gateway", extra->gateway);
     if (plan->task->metadata.size)
         json_set_raw(&writer, "metadata", plan->task->metadata);
+    if (plan->has_policy)
+        json_set_int(&writer, "policy_version", plan->policy_version);
+    if (plan->shared)
+        json_set_bool(&writer, "shared_preparation", true);
     if (extra->logs_cut)
         json_set_bool(&writer, "logs_cut", true);
     write_limits(plan, &writer);

@@ -62,6 +62,11 @@ struct rollouts_options {
     const char *owner; /* who runs this manager; kept as `owner` in each folder until it is over.
                           NULL: none */
     uint32_t kept_max; /* 0: 1000; finished rollouts the manager still knows */
+    bool events;       /* ROLLOUT_EVENT_LOG is wanted */
+    /* Admission, besides parallel_max; 0: no limit. */
+    uint32_t starts_per_second_max;
+    uint32_t calls_in_flight_max; /* of all rollouts; nothing starts while there are as many */
+    uint32_t queue_ms_max;        /* who waited longer is cancelled, reason "queue_timeout" */
 };
 
 struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *options,
@@ -81,7 +86,8 @@ struct rollout_view {
     bool final;
     enum trace_fate fate; /* when final */
     enum trace_stage failed_stage;
-    const char *error; /* "" when nothing went wrong */
+    const char *error;  /* "" when nothing went wrong */
+    const char *reason; /* of the end, as a word: "stale", "queue_timeout", "user"...; "" */
     bool rewarded;
     double reward;
     uint32_t calls, turns, tries;
@@ -89,14 +95,28 @@ struct rollout_view {
     uint64_t started_ms; /* wall clock; 0: still queued */
     uint64_t done_ms;    /* wall clock; 0: not yet */
     uint64_t stage_ms[TRACE_STAGES];
+    uint32_t index;
+    int32_t priority;
+    bool has_policy;
+    int64_t policy_version; /* of the weights when it began */
+    const char *dir;
+    const char *callback; /* JSON; NULL: none */
     const char *activity; /* the agent's latest event in a few words; "" */
     const char *result;   /* result.json as one line, when final; else NULL */
 };
 
-enum rollout_event_kind { ROLLOUT_EVENT_STAGE, ROLLOUT_EVENT_ACTIVITY, ROLLOUT_EVENT_FINAL };
+enum rollout_event_kind {
+    ROLLOUT_EVENT_QUEUED,
+    ROLLOUT_EVENT_STAGE,
+    ROLLOUT_EVENT_ACTIVITY,
+    ROLLOUT_EVENT_LOG, /* a line of its events.jsonl */
+    ROLLOUT_EVENT_FINAL,
+};
 struct rollout_event {
     enum rollout_event_kind kind;
     const struct rollout_view *view;
+    const char *log_kind; /* of a line */
+    struct str line;      /* a JSON object and a line feed */
 };
 
 struct rollout_request {
@@ -117,6 +137,15 @@ struct rollout_request {
     bool offline;        /* a task that asks for a network runs without */
     uint64_t memory_bytes_max, disk_bytes_max; /* 0: the task's, else the backend's default */
     uint32_t pids_max, cpu_millis;
+    int32_t priority;      /* higher ones start first */
+    uint32_t queue_ms_max; /* 0: the configured one */
+    bool has_policy;       /* staleness counts from this version, not from the start's */
+    int64_t policy_version;
+    const char *key, *key_hash; /* kept in the index; NULL: none */
+    const char *callback;       /* likewise: JSON */
+    /* Its row is kept, or could not be; exactly once, later. May be NULL. */
+    void (*on_stored)(void *context, const struct err *err);
+    void *stored_context;
     /* Exactly once; may be NULL. */
     void (*on_final)(void *context, const struct rollout_view *view);
     void *context;
@@ -125,22 +154,73 @@ struct rollout_request {
  * manager that closes. */
 int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
                     char id[ID_MAX], struct err *err);
+/* Everything rollouts_submit() would say about the request itself; nothing is begun. */
+int rollouts_check(struct rollouts *rollouts, const struct rollout_request *request,
+                   struct err *err);
+/* Would this many be taken now? ERR_CAPACITY, or ERR_CANCELLED when it closes or drains. */
+int rollouts_room(struct rollouts *rollouts, size_t count, struct err *err);
 /* The rollout ends as `cancelled` (its final event still comes). ERR_NOT_FOUND, or ERR_CONFLICT
  * when it is over. */
 int rollouts_cancel(struct rollouts *rollouts, const char *id, const char *why, struct err *err);
+/* No more are taken; those that are go on. */
+void rollouts_drain(struct rollouts *rollouts);
+bool rollouts_draining(const struct rollouts *rollouts);
 /* All of them. `hurry`: no grace for what runs inside. */
 void rollouts_cancel_all(struct rollouts *rollouts, const char *why, bool hurry);
 
 /* false: not known (any more). An unambiguous prefix of an id is enough. */
 bool rollouts_view(struct rollouts *rollouts, const char *id, struct rollout_view *view);
-/* Oldest first, running and recently finished ones. Stops when `each` returns false. */
+/* By id as it is. */
+bool rollouts_view_exact(struct rollouts *rollouts, const char *id, struct rollout_view *view);
+/* Those that are not over, oldest first; then those that recently were. Stops when `each` returns
+ * false. */
 void rollouts_each(struct rollouts *rollouts,
                    bool (*each)(void *context, const struct rollout_view *view), void *context);
 struct rollout_counts {
     size_t queued, running, finished;
+    size_t ending;                 /* over, but not in the index yet */
+    uint64_t stale;                /* cancelled because they were too old */
     uint64_t by_fate[TRACE_FATES]; /* since start */
 };
 struct rollout_counts rollouts_counts(const struct rollouts *rollouts);
+
+/* ---------------------------------------------------------------- groups */
+enum rollout_share {
+    ROLLOUT_SHARE_AUTO, /* when there is something to share and the backend can */
+    ROLLOUT_SHARE_YES,
+    ROLLOUT_SHARE_NO,
+};
+/* `count` rollouts of one request that are compared with each other: its `group` (NULL: a new id),
+ * `index` from 0. With shared preparation the agent is installed and the task set up once, in one
+ * sandbox; the members are forks of it. When that fails all of them end as setup_failed, or
+ * infra_failed when it was not the task's fault. Nothing is taken unless all can be. `on_stored` of
+ * the request comes once for all. */
+struct rollout_group_request {
+    const struct rollout_request *each;
+    uint32_t count;
+    enum rollout_share share;
+    const char *key, *key_hash;
+};
+int rollouts_submit_group(struct rollouts *rollouts, const struct rollout_group_request *request,
+                          char group[ID_MAX], char (*ids)[ID_MAX], struct err *err);
+/* How many rollouts of the group are not over. */
+size_t rollouts_group_live(struct rollouts *rollouts, const char *group);
+/* Cancels those; returns how many. */
+size_t rollouts_group_cancel(struct rollouts *rollouts, const char *group, const char *why);
+/* "preparing", "ready" or "failed" while a group with shared preparation has live members. NULL. */
+const char *rollouts_group_preparation(struct rollouts *rollouts, const char *group);
+
+/* ---------------------------------------------------------------- the policy's age */
+struct rollout_policy {
+    int64_t version;
+    int64_t staleness_max; /* versions a rollout may be behind; -1: any */
+    uint32_t batch;        /* rollouts one version is trained on; 0: not said */
+};
+/* Rollouts that began at a version too far behind are cancelled (reason "stale"), and those that
+ * would be stale are not started. With `batch`, no more are started than can be used before they
+ * are too old: (version - first + staleness_max + 1) * batch. */
+void rollouts_set_policy(struct rollouts *rollouts, const struct rollout_policy *policy);
+const struct rollout_policy *rollouts_policy(const struct rollouts *rollouts);
 
 /* Live views: every event of every rollout. The watch is the caller's and may be stopped from
  * on_event. */

@@ -1,7 +1,7 @@
 /* rollouts.c - the manager: a bounded queue, a cap on how many run at once, and what everybody may
  * see.
  *
- *     submit -> [queue] -> dispatch (fewest on a lane) -> life on that lane -> report ... report ->
+ *     submit -> admission -> start (fewest on a lane) -> life on that lane -> report ... report ->
  * final
  *
  * All of it is on the control loop. A life is reached by posting to its lane and answers by posting
@@ -18,63 +18,446 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/map.h"
 #include "base/mem.h"
 #include "json/json.h"
-#include "rollout/internal.h"
+#include "rollout/manager.h"
 
-struct entry {
-    struct rollouts *rollouts;
-    struct list link;       /* in `all`, oldest first */
-    struct list queue_link; /* while queued */
-    struct plan *plan;
-    struct rollout_view view;
-    size_t lane;
-    bool dispatched;
-    char activity[96];
-    char error[ERR_TEXT_MAX];
-    char *result;
-    int64_t prompt_tokens, completion_tokens;
-    void (*on_final)(void *context, const struct rollout_view *view);
+/* ---------------------------------------------------------------- telling */
+static void publish_line(struct entry *entry, enum rollout_event_kind kind, const char *log_kind,
+                         struct str line)
+{
+    struct rollout_event event = {
+        .kind = kind, .view = &entry->view, .log_kind = log_kind, .line = line};
+    struct rollouts *rollouts = entry->rollouts;
+    if (entry->preparation)
+        return;
+    /* A watch may stop itself and others from inside, so the walk starts over from a marker. */
+    struct rollout_watch marker = {0};
+    list_prepend(&rollouts->watches, &marker.node);
+    while (marker.node.next != &rollouts->watches) {
+        struct rollout_watch *watch = LIST_OF(marker.node.next, struct rollout_watch, node);
+        list_remove(&marker.node);
+        list_append(watch->node.next, &marker.node); /* just behind it */
+        if (watch->on_event)
+            watch->on_event(watch->context, &event);
+    }
+    list_remove(&marker.node);
+}
+
+static void publish(struct entry *entry, enum rollout_event_kind kind)
+{
+    publish_line(entry, kind, NULL, STR_NONE);
+}
+
+/* Who asked is told later, also when there is no index. */
+struct stored {
+    void (*on_stored)(void *context, const struct err *err);
     void *context;
 };
 
-struct rollouts {
-    struct loop *loop;
-    struct arena arena;
-    struct rollouts_options options;
-    struct rollout_lane *lanes;
-    size_t *lane_load;
-    struct map by_id;
-    struct list all, queue, watches;
-    struct rollout_counts counts;
-    size_t kept; /* finished entries in `all` */
-    bool closing, gone;
-    void (*on_closed)(void *context);
-    void *close_context;
-};
-
-/* ---------------------------------------------------------------- plans */
-struct plan *plan_ref(struct plan *plan)
+static void tell_stored(void *argument)
 {
-    atomic_fetch_add(&plan->references, 1);
-    return plan;
+    struct stored *stored = argument;
+    struct err none = {0};
+    stored->on_stored(stored->context, &none);
+    free(stored);
 }
 
-void plan_unref(struct plan *plan)
+int rollouts_put_row(struct entry *entry, void (*on_stored)(void *context, const struct err *err),
+                     void *context, struct err *err)
 {
-    if (!plan || atomic_fetch_sub(&plan->references, 1) != 1)
+    const struct rollout_view *view = &entry->view;
+    struct rollouts *rollouts = entry->rollouts;
+    if (!rollouts->options.store) {
+        if (on_stored) {
+            struct stored *stored = mem_alloc(sizeof *stored);
+            *stored = (struct stored){on_stored, context};
+            loop_post(rollouts->loop, tell_stored, stored);
+        }
+        return 0;
+    }
+    struct store_rollout row = {
+        .id = view->id,
+        .run = view->run[0] ? view->run : NULL,
+        .group = view->group[0] ? view->group : NULL,
+        .task = view->task,
+        .agent = view->agent,
+        .model = view->model,
+        .mode = view->mode,
+        .backend = view->backend,
+        .stage = trace_stage_name(view->stage),
+        .fate = view->final ? trace_fate_name(view->fate) : NULL,
+        .error = view->error[0] ? view->error : NULL,
+        .reason = view->reason[0] ? view->reason : NULL,
+        .key = entry->key,
+        .key_hash = entry->key_hash,
+        .callback = entry->callback,
+        .callback_state = !entry->callback ? NULL
+                          : view->final    ? "pending"
+                                           : "waiting",
+        .dir = entry->plan->dir,
+        .index = entry->plan->index,
+        .has_reward = view->rewarded,
+        .reward = view->reward,
+        .calls = view->calls,
+        .turns = view->turns,
+        .prompt_tokens = entry->prompt_tokens,
+        .completion_tokens = entry->completion_tokens,
+        .queued_ms = view->queued_ms,
+        .started_ms = view->started_ms,
+        .done_ms = view->done_ms,
+        .has_policy = view->has_policy,
+        .policy_version = view->policy_version,
+        .bytes = entry->bytes,
+    };
+    return store_put_rollout(rollouts->options.store, on_stored ? rollouts->loop : NULL, &row,
+                             on_stored, context, err);
+}
+
+static void put_row(struct entry *entry)
+{
+    struct err err = {0};
+    if (rollouts_put_row(entry, NULL, NULL, &err) < 0)
+        LOG_WARN("rollout", entry->plan->id, "the index has no row for it: %s", err.text);
+}
+
+/* ---------------------------------------------------------------- entries */
+void entry_free(struct entry *entry)
+{
+    struct rollouts *rollouts = entry->rollouts;
+    if (!entry->preparation)
+        map_remove(&rollouts->by_id, str_of(entry->plan->id));
+    loop_timer_stop(&entry->queue_deadline);
+    list_remove(&entry->link);
+    list_remove(&entry->group_link);
+    plan_unref(entry->plan);
+    free(entry->result);
+    free(entry);
+}
+
+static void forget_old(struct rollouts *rollouts)
+{
+    while (rollouts->kept > rollouts->options.kept_max) {
+        rollouts->kept--;
+        entry_free(LIST_OF(rollouts->finished.next, struct entry, link));
+    }
+}
+
+static const char *keep(struct plan *plan, const char *text)
+{
+    return text ? arena_text(&plan->arena, str_of(text)) : NULL;
+}
+
+struct entry *entry_new(struct rollouts *rollouts, struct plan *plan,
+                        const struct rollout_request *request, bool preparation)
+{
+    struct entry *entry = mem_zero(sizeof *entry);
+    entry->rollouts = rollouts;
+    entry->plan = plan;
+    entry->preparation = preparation;
+    entry->priority = request->priority;
+    entry->prompt_tokens = entry->completion_tokens = -1;
+    if (!preparation) {
+        entry->on_final = request->on_final;
+        entry->context = request->context;
+        entry->key = keep(plan, request->key);
+        entry->key_hash = keep(plan, request->key_hash);
+        entry->callback = keep(plan, request->callback);
+    }
+    plan->has_policy = request->has_policy;
+    plan->policy_version = request->policy_version;
+    entry->view = (struct rollout_view){
+        .id = plan->id,
+        .group = plan->group,
+        .run = plan->run,
+        .task = plan->task->name,
+        .agent = agent_spec_name(plan->agent),
+        .model = model_name(plan->model),
+        .mode = plan->mode,
+        .backend = plan->backend,
+        .stage = TRACE_QUEUED,
+        .error = entry->error,
+        .reason = entry->reason,
+        .index = plan->index,
+        .priority = entry->priority,
+        .has_policy = plan->has_policy,
+        .policy_version = plan->policy_version,
+        .dir = plan->dir,
+        .callback = entry->callback,
+        .activity = entry->activity,
+        .queued_ms = plan->queued_wall_ms,
+    };
+    plan->entry = entry;
+    list_append(&rollouts->live, &entry->link);
+    if (!preparation)
+        map_put(&rollouts->by_id, str_of(plan->id), entry);
+    rollouts->counts.queued++;
+    return entry;
+}
+
+/* ---------------------------------------------------------------- starting */
+static size_t emptiest_lane(const struct rollouts *rollouts)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < rollouts->options.lane_count; i++)
+        if (rollouts->lane_load[i] < rollouts->lane_load[best])
+            best = i;
+    return best;
+}
+
+void rollouts_start(struct entry *entry)
+{
+    struct rollouts *rollouts = entry->rollouts;
+    loop_timer_stop(&entry->queue_deadline);
+    rollouts->counts.queued--;
+    rollouts->counts.running++;
+    entry->lane = emptiest_lane(rollouts);
+    rollouts->lane_load[entry->lane]++;
+    entry->dispatched = true;
+    entry->view.started_ms = clock_wall_ms();
+    entry->plan->lane = rollouts->lanes[entry->lane];
+    loop_post(entry->plan->lane.loop, life_begin, plan_ref(entry->plan));
+}
+
+void entry_refuse(struct entry *entry, enum trace_fate fate, const char *reason, const char *why)
+{
+    struct plan *plan = entry->plan;
+    if (entry->dispatched)
         return;
-    agent_spec_unref(plan->agent);
-    task_unref(plan->task);
-    model_unref(plan->model);
-    arena_deinit(&plan->arena);
-    free(plan);
+    err_set(&plan->refused,
+            fate == TRACE_FATE_CANCELLED      ? ERR_CANCELLED
+            : fate == TRACE_FATE_SETUP_FAILED ? ERR_INPUT
+                                              : ERR_SYSTEM,
+            "%s", why);
+    plan->refused_fate = fate;
+    snprintf(plan->refused_reason, sizeof plan->refused_reason, "%s", reason);
+    admission_remove(entry);
+    rollouts_start(entry);
 }
 
-static uint32_t first_of(uint32_t a, uint32_t b, uint32_t c)
+void entry_cancel(struct entry *entry, const char *reason, const char *why, bool hurry)
 {
-    return a ? a : b ? b : c;
+    if (!entry->dispatched) {
+        entry_refuse(entry, TRACE_FATE_CANCELLED, reason, why);
+        return;
+    }
+    struct life_order *order = mem_zero(sizeof *order);
+    order->plan = plan_ref(entry->plan);
+    order->hurry = hurry;
+    snprintf(order->why, sizeof order->why, "%s", why);
+    snprintf(order->reason, sizeof order->reason, "%s", reason);
+    loop_post(entry->plan->lane.loop, life_cancel, order);
+}
+
+/* ---------------------------------------------------------------- reports */
+static void close_now(void *argument)
+{
+    struct rollouts *rollouts = argument;
+    void (*on_closed)(void *) = rollouts->on_closed;
+    void *context = rollouts->close_context;
+    LIST_EACH (at, &rollouts->live)
+        entry_free(LIST_OF(at, struct entry, link));
+    LIST_EACH (at, &rollouts->finished)
+        entry_free(LIST_OF(at, struct entry, link));
+    admission_deinit(rollouts);
+    groups_deinit(rollouts);
+    map_deinit(&rollouts->by_id);
+    arena_deinit(&rollouts->arena);
+    free(rollouts);
+    if (on_closed)
+        on_closed(context);
+}
+
+/* Once, when the last has had its final event; the memory stays until this tick is over. */
+static void maybe_closed(struct rollouts *rollouts)
+{
+    const struct rollout_counts *counts = &rollouts->counts;
+    if (!rollouts->closing || rollouts->gone || counts->running || counts->queued || counts->ending)
+        return;
+    rollouts->gone = true;
+    loop_defer(rollouts->loop, close_now, rollouts);
+}
+
+static void preparation_over(struct entry *entry, struct report *report)
+{
+    struct rollouts *rollouts = entry->rollouts;
+    group_prepared(entry, report);
+    entry_free(entry);
+    admission_run(rollouts);
+    maybe_closed(rollouts);
+}
+
+/* The row is kept (or cannot be, which is logged): now everybody may know. */
+static void on_final_stored(void *context, const struct err *err)
+{
+    struct entry *entry = context;
+    struct rollouts *rollouts = entry->rollouts;
+    struct rollout_view *view = &entry->view;
+    if (err->kind != ERR_NONE)
+        LOG_WARN("rollout", view->id, "its end is not in the index: %s", err->text);
+    view->final = true;
+    rollouts->counts.ending--;
+    rollouts->counts.finished++;
+    rollouts->counts.by_fate[view->fate]++;
+    rollouts->counts.stale += strcmp(entry->reason, "stale") == 0;
+    list_remove(&entry->link);
+    list_append(&rollouts->finished, &entry->link);
+    rollouts->kept++;
+    LOG_INFO("rollout", view->id, "%s%s%s", trace_fate_name(view->fate), view->error[0] ? ": " : "",
+             view->error);
+    group_leave(entry);
+    publish(entry, ROLLOUT_EVENT_FINAL);
+    if (entry->on_final)
+        entry->on_final(entry->context, view);
+    forget_old(rollouts);
+    maybe_closed(rollouts);
+}
+
+static void take_final(struct entry *entry, struct report *report)
+{
+    struct rollouts *rollouts = entry->rollouts;
+    struct rollout_view *view = &entry->view;
+    struct err err = {0};
+    rollouts->counts.running--;
+    rollouts->lane_load[entry->lane]--;
+    if (entry->preparation) {
+        preparation_over(entry, report);
+        return;
+    }
+    view->fate = report->fate;
+    view->failed_stage = report->failed_stage;
+    memcpy(entry->error, report->error, sizeof entry->error);
+    memcpy(entry->reason, report->reason, sizeof entry->reason);
+    view->rewarded = report->rewarded;
+    view->reward = report->reward;
+    view->done_ms = clock_wall_ms();
+    entry->prompt_tokens = report->prompt_tokens;
+    entry->completion_tokens = report->completion_tokens;
+    entry->bytes = report->bytes;
+    entry->result = TAKE(report->result);
+    view->result = entry->result;
+    rollouts->counts.ending++;
+    admission_over(entry);
+    /* Who is told of an end finds it in every list, and after a crash. */
+    view->final = true;
+    int result = rollouts_put_row(entry, on_final_stored, entry, &err);
+    view->final = false;
+    admission_run(rollouts);
+    if (result < 0)
+        on_final_stored(entry, &err);
+}
+
+void rollouts_report(void *argument)
+{
+    struct report *report = argument;
+    struct entry *entry = report->plan->entry;
+    struct rollout_view *view = &entry->view;
+    CHECK(!view->final);
+    bool started = view->stage == TRACE_QUEUED && report->stage != TRACE_QUEUED;
+    view->stage = report->stage;
+    view->calls = report->calls;
+    view->turns = report->turns;
+    view->tries = report->tries;
+    memcpy(view->stage_ms, report->stage_ms, sizeof view->stage_ms);
+    memcpy(entry->activity, report->activity, sizeof entry->activity);
+    switch (report->kind) {
+    case REPORT_STAGE:
+        if (started && !entry->preparation)
+            put_row(entry);
+        publish(entry, ROLLOUT_EVENT_STAGE);
+        break;
+    case REPORT_ACTIVITY:
+        publish(entry, ROLLOUT_EVENT_ACTIVITY);
+        break;
+    case REPORT_FINAL:
+        take_final(entry, report);
+        break;
+    }
+    plan_unref(report->plan);
+    shared_unref(report->shared);
+    free(report->result);
+    free(report);
+}
+
+void rollouts_report_line(void *argument)
+{
+    struct report_line *report = argument;
+    struct entry *entry = report->plan->entry;
+    publish_line(entry, ROLLOUT_EVENT_LOG, report->kind, buf_str(&report->line));
+    plan_unref(report->plan);
+    buf_deinit(&report->line);
+    free(report);
+}
+
+/* ---------------------------------------------------------------- the door */
+static uint32_t or_else(uint32_t value, uint32_t fallback)
+{
+    return value ? value : fallback;
+}
+
+struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *options,
+                              struct err *err)
+{
+    OWN(mem) char *dir = mem_format("%s/rollouts", options->home);
+    if (file_make_dirs(dir, 0755, err) < 0)
+        return NULL;
+    struct rollouts *rollouts = mem_zero(sizeof *rollouts);
+    struct rollouts_options *own = &rollouts->options;
+    rollouts->loop = loop;
+    *own = *options;
+    OWN(mem) char *home = realpath(options->home, NULL);
+    own->home = arena_text(&rollouts->arena, str_of(home ? home : options->home));
+    own->owner = options->owner ? arena_text(&rollouts->arena, str_of(options->owner)) : NULL;
+    own->parallel_max = or_else(options->parallel_max, 64);
+    own->queued_max = or_else(options->queued_max, 100000);
+    own->provision_tries_max = or_else(options->provision_tries_max, 3);
+    own->wall_ms_max = or_else(options->wall_ms_max, 30 * 60000);
+    own->setup_ms_max = or_else(options->setup_ms_max, 10 * 60000);
+    own->verify_ms_max = or_else(options->verify_ms_max, 10 * 60000);
+    own->kept_max = or_else(options->kept_max, 1000);
+    own->log_bytes_max = options->log_bytes_max ? options->log_bytes_max : 16u << 20;
+    own->artifact_bytes_max = options->artifact_bytes_max ? options->artifact_bytes_max : 64u << 20;
+    CHECK(options->lane_count > 0);
+    rollouts->lanes = arena_alloc(&rollouts->arena, options->lane_count * sizeof *rollouts->lanes);
+    memcpy(rollouts->lanes, options->lanes, options->lane_count * sizeof *rollouts->lanes);
+    rollouts->lane_load =
+        arena_alloc(&rollouts->arena, options->lane_count * sizeof *rollouts->lane_load);
+    list_init(&rollouts->live);
+    list_init(&rollouts->finished);
+    list_init(&rollouts->watches);
+    admission_init(rollouts);
+    return rollouts;
+}
+
+void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context), void *context)
+{
+    rollouts->closing = true;
+    rollouts->on_closed = on_closed;
+    rollouts->close_context = context;
+    rollouts_cancel_all(rollouts, "the server is closing", false);
+    maybe_closed(rollouts);
+}
+
+/* The folder says who looks after the rollout, so that a later start can tell the dead from the
+ * living. */
+int rollouts_make_folder(struct rollouts *rollouts, struct plan *plan, struct err *err)
+{
+    if (file_make_dirs(plan->dir, 0755, err) < 0)
+        return -1;
+    if (!rollouts->options.owner)
+        return 0;
+    OWN(mem) char *path = mem_format("%s/owner", plan->dir);
+    return file_write(path, str_of(rollouts->options.owner), 0644, false, err);
+}
+
+int rollouts_room(struct rollouts *rollouts, size_t count, struct err *err)
+{
+    if (rollouts->closing || rollouts->draining)
+        return err_set(err, ERR_CAPACITY, "no more rollouts are taken: the server is stopping");
+    if (rollouts->counts.queued + count > rollouts->options.queued_max)
+        return err_set(err, ERR_CAPACITY, "%zu rollouts are queued already; %u may be",
+                       rollouts->counts.queued, rollouts->options.queued_max);
+    return 0;
 }
 
 /* The request's tools and the task's, as one list. */
@@ -99,407 +482,118 @@ static int fit(struct rollouts *rollouts, const struct rollout_request *request,
     return agent_spec_fit(request->agent, &wants, err);
 }
 
-static struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *request,
-                             const char *mode)
+/* What can be known of a request before anything is made. */
+struct checked {
+    enum gateway_mode mode;
+    struct gateway_sampling sampling;
+    struct gateway_tools_facts facts;
+    char *bundle, *tools; /* heap; NULL: none */
+};
+
+static void own_checked(struct checked *checked)
 {
-    struct rollouts_options *options = &rollouts->options;
-    struct task *task = request->task;
-    struct plan *plan = mem_zero(sizeof *plan);
-    atomic_init(&plan->references, 1);
-    id_make(plan->id, "r");
-    plan->agent = agent_spec_ref(request->agent);
-    plan->task = task_ref(task);
-    plan->model = model_ref(request->model);
-    plan->run = arena_text(&plan->arena, str_of(request->run ? request->run : ""));
-    plan->group = arena_text(&plan->arena, str_of(request->group ? request->group : ""));
-    plan->mode = arena_text(&plan->arena, str_of(mode));
-    plan->backend = arena_text(&plan->arena, str_of(request->backend ? request->backend : "local"));
-    const char *root = request->root ? request->root : task->root_image;
-    plan->root = root ? arena_text(&plan->arena, str_of(root)) : NULL;
-    plan->dir = arena_format(&plan->arena, "%s/rollouts/%s", options->home, plan->id);
-    plan->isolation = request->isolation;
-    plan->index = request->index;
-    plan->wall_ms_max =
-        first_of(request->wall_ms_max, task->agent_ms_max,
-                 first_of(agent_spec_timeout_ms(request->agent), options->wall_ms_max, 1));
-    plan->setup_ms_max = first_of(task->setup_ms_max, options->setup_ms_max, 1);
-    plan->verify_ms_max = first_of(task->verify_ms_max, options->verify_ms_max, 1);
-    plan->turns_max = first_of(request->turns_max, task->turns_max, 0);
-    plan->offline = request->offline;
-    plan->memory_bytes_max =
-        request->memory_bytes_max ? request->memory_bytes_max : task->memory_bytes_max;
-    plan->disk_bytes_max = request->disk_bytes_max ? request->disk_bytes_max : task->disk_bytes_max;
-    plan->pids_max = first_of(request->pids_max, task->pids_max, 0);
-    plan->cpu_millis = first_of(request->cpu_millis, task->cpu_millis, 0);
-    plan->provision_tries_max = options->provision_tries_max;
-    plan->log_bytes_max = options->log_bytes_max;
-    plan->artifact_bytes_max = options->artifact_bytes_max;
-    plan->fallback.memory_bytes_max = options->memory_bytes_max;
-    plan->fallback.disk_bytes_max = options->disk_bytes_max;
-    plan->fallback.pids_max = options->pids_max;
-    plan->fallback.cpu_millis = options->cpu_millis;
-    plan->limits.calls_max = options->calls_max;
-    plan->limits.turns_max = plan->turns_max;
-    plan->limits.in_flight_max = options->in_flight_max;
-    plan->limits.body_bytes_max = options->body_bytes_max;
-    plan->limits.answer_bytes_max = options->answer_bytes_max;
-    plan->keepalive_ms = options->keepalive_ms;
-    plan->retry_grace_ms = options->retry_grace_ms;
-    plan->held_ms_max = options->held_ms_max;
-    plan->pool = options->pool;
-    plan->store = options->store;
-    plan->realign_max = request->realign_max;
-    plan->queued_wall_ms = clock_wall_ms();
-    plan->queued_mono_ms = clock_mono_ms();
-    plan->control = rollouts->loop;
-    return plan;
+    free(checked->bundle);
+    free(checked->tools);
 }
 
-/* ---------------------------------------------------------------- telling */
-static void publish(struct entry *entry, enum rollout_event_kind kind)
+static int check(struct rollouts *rollouts, const struct rollout_request *request,
+                 struct checked *out, struct err *err)
 {
-    struct rollout_event event = {.kind = kind, .view = &entry->view};
-    struct rollouts *rollouts = entry->rollouts;
-    /* A watch may stop itself and others from inside, so the walk starts over from a marker. */
-    struct rollout_watch marker = {0};
-    list_prepend(&rollouts->watches, &marker.node);
-    while (marker.node.next != &rollouts->watches) {
-        struct rollout_watch *watch = LIST_OF(marker.node.next, struct rollout_watch, node);
-        list_remove(&marker.node);
-        list_append(watch->node.next, &marker.node); /* just behind it */
-        if (watch->on_event)
-            watch->on_event(watch->context, &event);
-    }
-    list_remove(&marker.node);
+    if (request->mode && gateway_mode_read(request->mode, &out->mode, err) < 0)
+        return err_at(err, "mode");
+    if (gateway_mode_fits(out->mode, request->model, err) < 0)
+        return err_at(err, "model");
+    if (request->sampling.size &&
+        gateway_sampling_read(request->sampling, out->mode, &out->sampling, err) < 0)
+        return err_at(err, "sampling");
+    if (agent_spec_has_bundle(request->agent) &&
+        !(out->bundle = agent_bundle_layer(request->agent, rollouts->options.home, err)))
+        return err_at(err, "agent");
+    out->tools = join_tools(request);
+    if (fit(rollouts, request, out->tools, &out->facts, err) < 0)
+        return err_at(err, request->tools.size ? "tools" : "agent");
+    return 0;
 }
 
-static void put_row(struct entry *entry)
+int rollouts_check(struct rollouts *rollouts, const struct rollout_request *request,
+                   struct err *err)
 {
-    const struct rollout_view *view = &entry->view;
-    if (!entry->rollouts->options.store)
-        return;
-    struct store_rollout row = {
-        .id = view->id,
-        .run = view->run[0] ? view->run : NULL,
-        .group = view->group[0] ? view->group : NULL,
-        .task = view->task,
-        .agent = view->agent,
-        .model = view->model,
-        .mode = view->mode,
-        .backend = view->backend,
-        .stage = trace_stage_name(view->stage),
-        .fate = view->final ? trace_fate_name(view->fate) : NULL,
-        .error = view->error[0] ? view->error : NULL,
-        .dir = entry->plan->dir,
-        .index = entry->plan->index,
-        .has_reward = view->rewarded,
-        .reward = view->reward,
-        .calls = view->calls,
-        .turns = view->turns,
-        .prompt_tokens = entry->prompt_tokens,
-        .completion_tokens = entry->completion_tokens,
-        .queued_ms = view->queued_ms,
-        .started_ms = view->started_ms,
-        .done_ms = view->done_ms,
-    };
-    struct err err = {0};
-    if (store_put_rollout(entry->rollouts->options.store, NULL, &row, NULL, NULL, &err) < 0)
-        LOG_WARN("rollout", view->id, "the index has no row for it: %s", err.text);
+    OWN(checked) struct checked checked = {.mode = GATEWAY_BLACK_BOX};
+    return check(rollouts, request, &checked, err);
 }
 
-/* ---------------------------------------------------------------- entries */
-static void entry_free(struct entry *entry)
+struct entry *rollouts_take(struct rollouts *rollouts, const struct rollout_request *request,
+                            struct err *err)
 {
-    struct rollouts *rollouts = entry->rollouts;
-    map_remove(&rollouts->by_id, str_of(entry->plan->id));
-    list_remove(&entry->link);
-    plan_unref(entry->plan);
-    free(entry->result);
-    free(entry);
-}
-
-static void forget_old(struct rollouts *rollouts)
-{
-    LIST_EACH (at, &rollouts->all) {
-        if (rollouts->kept <= rollouts->options.kept_max)
-            return;
-        struct entry *entry = LIST_OF(at, struct entry, link);
-        if (!entry->view.final)
-            continue;
-        rollouts->kept--;
-        entry_free(entry);
-    }
-}
-
-static struct entry *entry_new(struct rollouts *rollouts, struct plan *plan,
-                               const struct rollout_request *request)
-{
-    struct entry *entry = mem_zero(sizeof *entry);
-    entry->rollouts = rollouts;
-    entry->plan = plan;
-    entry->on_final = request->on_final;
-    entry->context = request->context;
-    entry->prompt_tokens = entry->completion_tokens = -1;
-    entry->view = (struct rollout_view){
-        .id = plan->id,
-        .group = plan->group,
-        .run = plan->run,
-        .task = plan->task->name,
-        .agent = agent_spec_name(plan->agent),
-        .model = model_name(plan->model),
-        .mode = plan->mode,
-        .backend = plan->backend,
-        .stage = TRACE_QUEUED,
-        .error = entry->error,
-        .activity = entry->activity,
-        .queued_ms = plan->queued_wall_ms,
-    };
-    plan->entry = entry;
-    list_append(&rollouts->all, &entry->link);
-    map_put(&rollouts->by_id, str_of(plan->id), entry);
-    return entry;
-}
-
-/* ---------------------------------------------------------------- dispatch */
-static size_t emptiest_lane(const struct rollouts *rollouts)
-{
-    size_t best = 0;
-    for (size_t i = 1; i < rollouts->options.lane_count; i++)
-        if (rollouts->lane_load[i] < rollouts->lane_load[best])
-            best = i;
-    return best;
-}
-
-static void dispatch_one(struct rollouts *rollouts, struct entry *entry)
-{
-    list_remove(&entry->queue_link);
-    rollouts->counts.queued--;
-    rollouts->counts.running++;
-    entry->lane = emptiest_lane(rollouts);
-    rollouts->lane_load[entry->lane]++;
-    entry->dispatched = true;
-    entry->view.started_ms = clock_wall_ms();
-    entry->plan->lane = rollouts->lanes[entry->lane];
-    loop_post(entry->plan->lane.loop, life_begin, plan_ref(entry->plan));
-}
-
-static void dispatch(struct rollouts *rollouts)
-{
-    while (!list_empty(&rollouts->queue) &&
-           rollouts->counts.running < rollouts->options.parallel_max)
-        dispatch_one(rollouts, LIST_OF(rollouts->queue.next, struct entry, queue_link));
-}
-
-/* ---------------------------------------------------------------- reports */
-static void close_now(void *argument)
-{
-    struct rollouts *rollouts = argument;
-    void (*on_closed)(void *) = rollouts->on_closed;
-    void *context = rollouts->close_context;
-    LIST_EACH (at, &rollouts->all)
-        entry_free(LIST_OF(at, struct entry, link));
-    map_deinit(&rollouts->by_id);
-    arena_deinit(&rollouts->arena);
-    free(rollouts);
-    if (on_closed)
-        on_closed(context);
-}
-
-/* Once, when the last has had its final event; the memory stays until this tick is over. */
-static void maybe_closed(struct rollouts *rollouts)
-{
-    if (!rollouts->closing || rollouts->gone || rollouts->counts.running || rollouts->counts.queued)
-        return;
-    rollouts->gone = true;
-    loop_defer(rollouts->loop, close_now, rollouts);
-}
-
-static void take_final(struct entry *entry, struct report *report)
-{
-    struct rollouts *rollouts = entry->rollouts;
-    struct rollout_view *view = &entry->view;
-    view->final = true;
-    view->fate = report->fate;
-    view->failed_stage = report->failed_stage;
-    memcpy(entry->error, report->error, sizeof entry->error);
-    view->rewarded = report->rewarded;
-    view->reward = report->reward;
-    view->done_ms = clock_wall_ms();
-    entry->prompt_tokens = report->prompt_tokens;
-    entry->completion_tokens = report->completion_tokens;
-    entry->result = TAKE(report->result);
-    view->result = entry->result;
-    rollouts->counts.running--;
-    rollouts->counts.finished++;
-    rollouts->counts.by_fate[report->fate]++;
-    rollouts->lane_load[entry->lane]--;
-    rollouts->kept++;
-    LOG_INFO("rollout", view->id, "%s%s%s", trace_fate_name(view->fate), view->error[0] ? ": " : "",
-             view->error);
-    put_row(entry);
-    dispatch(rollouts); /* first, so that who hears of the end finds room in the queue */
-    publish(entry, ROLLOUT_EVENT_FINAL);
-    if (entry->on_final)
-        entry->on_final(entry->context, view);
-    forget_old(rollouts);
-    maybe_closed(rollouts);
-}
-
-void rollouts_report(void *argument)
-{
-    struct report *report = argument;
-    struct entry *entry = report->plan->entry;
-    struct rollout_view *view = &entry->view;
-    CHECK(!view->final);
-    bool started = view->stage == TRACE_QUEUED && report->stage != TRACE_QUEUED;
-    view->stage = report->stage;
-    view->calls = report->calls;
-    view->turns = report->turns;
-    view->tries = report->tries;
-    memcpy(view->stage_ms, report->stage_ms, sizeof view->stage_ms);
-    memcpy(entry->activity, report->activity, sizeof entry->activity);
-    switch (report->kind) {
-    case REPORT_STAGE:
-        if (started)
-            put_row(entry);
-        publish(entry, ROLLOUT_EVENT_STAGE);
-        break;
-    case REPORT_ACTIVITY:
-        publish(entry, ROLLOUT_EVENT_ACTIVITY);
-        break;
-    case REPORT_FINAL:
-        take_final(entry, report);
-        break;
-    }
-    plan_unref(report->plan);
-    free(report->result);
-    free(report);
-}
-
-/* ---------------------------------------------------------------- the door */
-struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *options,
-                              struct err *err)
-{
-    OWN(mem) char *dir = mem_format("%s/rollouts", options->home);
-    if (file_make_dirs(dir, 0755, err) < 0)
+    OWN(checked) struct checked checked = {.mode = GATEWAY_BLACK_BOX};
+    char id[ID_MAX];
+    if (check(rollouts, request, &checked, err) < 0)
         return NULL;
-    struct rollouts *rollouts = mem_zero(sizeof *rollouts);
-    struct rollouts_options *own = &rollouts->options;
-    rollouts->loop = loop;
-    *own = *options;
-    OWN(mem) char *home = realpath(options->home, NULL);
-    own->home = arena_text(&rollouts->arena, str_of(home ? home : options->home));
-    own->owner = options->owner ? arena_text(&rollouts->arena, str_of(options->owner)) : NULL;
-    own->parallel_max = first_of(options->parallel_max, 64, 0);
-    own->queued_max = first_of(options->queued_max, 100000, 0);
-    own->provision_tries_max = first_of(options->provision_tries_max, 3, 0);
-    own->wall_ms_max = first_of(options->wall_ms_max, 30 * 60000, 0);
-    own->setup_ms_max = first_of(options->setup_ms_max, 10 * 60000, 0);
-    own->verify_ms_max = first_of(options->verify_ms_max, 10 * 60000, 0);
-    own->kept_max = first_of(options->kept_max, 1000, 0);
-    own->log_bytes_max = options->log_bytes_max ? options->log_bytes_max : 16u << 20;
-    own->artifact_bytes_max = options->artifact_bytes_max ? options->artifact_bytes_max : 64u << 20;
-    CHECK(options->lane_count > 0);
-    rollouts->lanes = arena_alloc(&rollouts->arena, options->lane_count * sizeof *rollouts->lanes);
-    memcpy(rollouts->lanes, options->lanes, options->lane_count * sizeof *rollouts->lanes);
-    rollouts->lane_load =
-        arena_alloc(&rollouts->arena, options->lane_count * sizeof *rollouts->lane_load);
-    list_init(&rollouts->all);
-    list_init(&rollouts->queue);
-    list_init(&rollouts->watches);
-    return rollouts;
+    id_make_after(id, "r", rollouts->last_id);
+    memcpy(rollouts->last_id, id, sizeof id);
+    struct plan *plan = plan_new(rollouts, request, gateway_mode_name(checked.mode), id);
+    plan->sampling = checked.sampling;
+    plan->tools = checked.tools ? arena_str(&plan->arena, str_of(checked.tools)) : STR_NONE;
+    plan->tool_facts = checked.facts;
+    plan->bundle = checked.bundle ? arena_text(&plan->arena, str_of(checked.bundle)) : NULL;
+    if (rollouts_make_folder(rollouts, plan, err) < 0) {
+        plan_unref(plan);
+        return NULL;
+    }
+    return entry_new(rollouts, plan, request, false);
 }
 
-void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context), void *context)
+void rollouts_queued(struct entry *entry, uint32_t queue_ms_max)
 {
-    rollouts->closing = true;
-    rollouts->on_closed = on_closed;
-    rollouts->close_context = context;
-    rollouts_cancel_all(rollouts, "the server is closing", false);
-    maybe_closed(rollouts);
+    publish(entry, ROLLOUT_EVENT_QUEUED);
+    admission_wait(entry, queue_ms_max);
 }
 
-/* The folder says who looks after the rollout, so that a later start can tell the dead from the
- * living. */
-static int make_folder(struct rollouts *rollouts, struct plan *plan, struct err *err)
+/* Nothing of it is left. */
+void rollouts_undo(struct entry *entry)
 {
-    if (file_make_dirs(plan->dir, 0755, err) < 0)
-        return -1;
-    if (!rollouts->options.owner)
-        return 0;
-    OWN(mem) char *path = mem_format("%s/owner", plan->dir);
-    return file_write(path, str_of(rollouts->options.owner), 0644, false, err);
+    if (file_remove_tree(entry->plan->dir, NULL) < 0)
+        LOG_WARN("rollout", entry->plan->id, "its empty folder could not be removed");
+    entry->rollouts->counts.queued--;
+    entry_free(entry);
 }
 
 int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
                     char id[ID_MAX], struct err *err)
 {
-    enum gateway_mode mode = GATEWAY_BLACK_BOX;
-    if (rollouts->closing)
-        return err_set(err, ERR_CANCELLED, "no more rollouts are taken: the server is closing");
-    if (rollouts->counts.queued >= rollouts->options.queued_max)
-        return err_set(err, ERR_CAPACITY, "%u rollouts are queued already",
-                       rollouts->options.queued_max);
-    if (request->mode && gateway_mode_read(request->mode, &mode, err) < 0)
+    if (rollouts_room(rollouts, 1, err) < 0)
         return -1;
-    if (gateway_mode_fits(mode, request->model, err) < 0)
+    struct entry *entry = rollouts_take(rollouts, request, err);
+    if (!entry)
         return -1;
-    struct gateway_sampling sampling = {0};
-    if (request->sampling.size &&
-        gateway_sampling_read(request->sampling, mode, &sampling, err) < 0)
-        return -1;
-    OWN(mem) char *bundle = NULL;
-    if (agent_spec_has_bundle(request->agent) &&
-        !(bundle = agent_bundle_layer(request->agent, rollouts->options.home, err)))
-        return -1;
-    OWN(mem) char *tools = join_tools(request);
-    struct gateway_tools_facts facts = {0};
-    if (fit(rollouts, request, tools, &facts, err) < 0)
-        return -1;
-    struct plan *plan = plan_new(rollouts, request, gateway_mode_name(mode));
-    plan->sampling = sampling;
-    plan->tools = tools ? arena_str(&plan->arena, str_of(tools)) : STR_NONE;
-    plan->tool_facts = facts;
-    plan->bundle = bundle ? arena_text(&plan->arena, str_of(bundle)) : NULL;
-    if (make_folder(rollouts, plan, err) < 0) {
-        plan_unref(plan);
+    if (rollouts_put_row(entry, request->on_stored, request->stored_context, err) < 0) {
+        rollouts_undo(entry);
         return -1;
     }
-    struct entry *entry = entry_new(rollouts, plan, request);
-    list_append(&rollouts->queue, &entry->queue_link);
-    rollouts->counts.queued++;
-    memcpy(id, plan->id, ID_MAX);
-    put_row(entry);
-    dispatch(rollouts);
+    memcpy(id, entry->plan->id, ID_MAX);
+    group_join(entry);
+    rollouts_queued(entry, request->queue_ms_max);
+    admission_add(entry);
+    admission_run(rollouts);
     return 0;
-}
-
-static void cancel_entry(struct entry *entry, const char *why, bool hurry)
-{
-    if (!entry->dispatched) {
-        err_set(&entry->plan->refused, ERR_CANCELLED, "%s", why);
-        dispatch_one(entry->rollouts, entry);
-        return;
-    }
-    struct life_order *order = mem_zero(sizeof *order);
-    order->plan = plan_ref(entry->plan);
-    order->hurry = hurry;
-    snprintf(order->why, sizeof order->why, "%s", why);
-    loop_post(entry->plan->lane.loop, life_cancel, order);
 }
 
 static struct entry *find(struct rollouts *rollouts, const char *id)
 {
+    enum { WHOLE = 22 };
     struct entry *entry = map_get(&rollouts->by_id, str_of(id));
-    if (entry || strlen(id) < 3)
+    if (entry || strlen(id) < 3 || strlen(id) >= WHOLE)
         return entry;
-    LIST_EACH (at, &rollouts->all) {
-        struct entry *candidate = LIST_OF(at, struct entry, link);
-        if (!str_starts(str_of(candidate->plan->id), str_of(id)))
-            continue;
-        if (entry)
-            return NULL;
-        entry = candidate;
+    struct list *lists[] = {&rollouts->live, &rollouts->finished};
+    for (size_t i = 0; i < COUNT(lists); i++) {
+        LIST_EACH (at, lists[i]) {
+            struct entry *candidate = LIST_OF(at, struct entry, link);
+            if (candidate->preparation || !str_starts(str_of(candidate->plan->id), str_of(id)))
+                continue;
+            if (entry)
+                return NULL;
+            entry = candidate;
+        }
     }
     return entry;
 }
@@ -512,17 +606,24 @@ int rollouts_cancel(struct rollouts *rollouts, const char *id, const char *why, 
     if (entry->view.final)
         return err_set(err, ERR_CONFLICT, "rollout '%s' is over: %s", entry->plan->id,
                        trace_fate_name(entry->view.fate));
-    cancel_entry(entry, why, false);
+    entry_cancel(entry, "user", why, false);
     return 0;
 }
 
 void rollouts_cancel_all(struct rollouts *rollouts, const char *why, bool hurry)
 {
-    LIST_EACH (at, &rollouts->all) {
-        struct entry *entry = LIST_OF(at, struct entry, link);
-        if (!entry->view.final)
-            cancel_entry(entry, why, hurry);
-    }
+    LIST_EACH (at, &rollouts->live)
+        entry_cancel(LIST_OF(at, struct entry, link), "server", why, hurry);
+}
+
+void rollouts_drain(struct rollouts *rollouts)
+{
+    rollouts->draining = true;
+}
+
+bool rollouts_draining(const struct rollouts *rollouts)
+{
+    return rollouts->draining || rollouts->closing;
 }
 
 bool rollouts_view(struct rollouts *rollouts, const char *id, struct rollout_view *view)
@@ -533,12 +634,25 @@ bool rollouts_view(struct rollouts *rollouts, const char *id, struct rollout_vie
     return entry != NULL;
 }
 
+bool rollouts_view_exact(struct rollouts *rollouts, const char *id, struct rollout_view *view)
+{
+    struct entry *entry = map_get(&rollouts->by_id, str_of(id));
+    if (entry)
+        *view = entry->view;
+    return entry != NULL;
+}
+
 void rollouts_each(struct rollouts *rollouts,
                    bool (*each)(void *context, const struct rollout_view *view), void *context)
 {
-    LIST_EACH (at, &rollouts->all)
-        if (!each(context, &LIST_OF(at, struct entry, link)->view))
-            return;
+    struct list *lists[] = {&rollouts->live, &rollouts->finished};
+    for (size_t i = 0; i < COUNT(lists); i++) {
+        LIST_EACH (at, lists[i]) {
+            struct entry *entry = LIST_OF(at, struct entry, link);
+            if (!entry->preparation && !each(context, &entry->view))
+                return;
+        }
+    }
 }
 
 struct rollout_counts rollouts_counts(const struct rollouts *rollouts)
@@ -569,7 +683,14 @@ void rollout_view_write(const struct rollout_view *view, struct json_writer *out
     json_set_text(out, "backend", view->backend);
     json_set_text(out, "stage", trace_stage_name(view->stage));
     json_set_text(out, "class", view->final ? trace_fate_name(view->fate) : NULL);
+    json_set_text(out, "fate", view->final ? trace_fate_name(view->fate) : NULL);
     json_set_text(out, "cause", view->error[0] ? view->error : NULL);
+    json_set_text(out, "reason", view->reason[0] ? view->reason : NULL);
+    json_set_int(out, "index", view->index);
+    if (view->priority)
+        json_set_int(out, "priority", view->priority);
+    if (view->has_policy)
+        json_set_int(out, "policy_version", view->policy_version);
     json_key(out, "reward");
     if (view->rewarded)
         json_put_double(out, view->reward);

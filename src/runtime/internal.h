@@ -83,11 +83,14 @@ void leftovers_sweep(struct machine *machine); /* sandboxes of dead processes: d
 /* --- submit.c: rollouts asked for over the control listener */
 struct submitter {
     struct machine *machine;
-    struct map models; /* by spec */
+    struct map models;       /* by spec */
+    struct map capabilities; /* unsigned, by backend */
+    struct map recent;       /* specs and tasks that were just read */
 };
+struct api_receipt;
 struct api_submit;
-int submitter_submit(void *context, const struct api_submit *order, char id[ID_MAX],
-                     struct err *err);
+int submitter_submit(void *context, const struct api_submit *orders, size_t count,
+                     struct api_receipt *receipt, struct err *err);
 int submitter_cancel(void *context, const char *id, const char *why, struct err *err);
 void submitter_deinit(struct submitter *submitter);
 

@@ -129,6 +129,10 @@ static int build_rollouts(struct machine *machine, uint32_t parallel_max, struct
         .body_bytes_max = (size_t)config->gateway_body_bytes_max,
         .answer_bytes_max = (size_t)config->gateway_answer_bytes_max,
         .owner = machine->owner,
+        .events = machine->gate != NULL, /* a server: somebody may want to hear of them */
+        .starts_per_second_max = (uint32_t)config->rollout_starts_per_second_max,
+        .calls_in_flight_max = (uint32_t)config->rollout_calls_in_flight_max,
+        .queue_ms_max = (uint32_t)config->rollout_queue_ms_max,
     };
     machine->rollouts = rollouts_new(machine->loop, &options, err);
     free(lanes);

@@ -93,10 +93,11 @@ static void read_metrics(void *context, struct api_metrics *out)
     add_sandboxes(machine, out);
 }
 
-static int submit(void *context, const struct api_submit *order, char id[ID_MAX], struct err *err)
+static int submit(void *context, const struct api_submit *orders, size_t count,
+                  struct api_receipt *receipt, struct err *err)
 {
     struct serve *serve = context;
-    return submitter_submit(&serve->submitter, order, id, err);
+    return submitter_submit(&serve->submitter, orders, count, receipt, err);
 }
 
 static int cancel(void *context, const char *id, const char *why, struct err *err)
@@ -138,6 +139,7 @@ static int open_api(struct serve *serve, const struct config *config, struct err
         .read_metrics = read_metrics,
         .submit = submit,
         .cancel = cancel,
+        .rollouts = serve->machine->rollouts,
         .context = serve,
     };
     serve->api = api_open(serve->machine->loop, &options, err);

@@ -1,16 +1,72 @@
 /* submit.c - rollouts asked for over the control listener.
  *
- * Everything that can be known to be wrong (agent, task, model, mode) is said at once. Models are
- * kept by what they were asked for as, so that all rollouts of a server share connections and
- * limits. */
+ * Everything that can be known to be wrong (agent, task, model, mode, what the backend cannot do)
+ * is said before anything is begun, with the field that is to blame; of several submissions all are
+ * taken or none. Models are kept by what they were asked for as, so that all rollouts of a server
+ * share connections and limits; specs and tasks are read again only after a moment, so that a burst
+ * of submissions reads each once. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "runtime/internal.h"
 
 #define MODELS_MAX 1000
+#define FRESH_MS 200
+#define CACHE_MAX 1000
+
+/* ---------------------------------------------------------------- what was read a moment ago */
+struct recent {
+    struct agent_spec *agent;
+    struct task *task;
+    uint64_t until_ms;
+};
+
+static void recent_free(struct recent *recent)
+{
+    agent_spec_unref(recent->agent);
+    task_unref(recent->task);
+    free(recent);
+}
+
+static void forget_recent(struct submitter *submitter)
+{
+    size_t at = 0;
+    for (struct recent *recent; (recent = map_next(&submitter->recent, &at, NULL));)
+        recent_free(recent);
+    map_deinit(&submitter->recent);
+}
+
+static struct recent *recent_of(struct submitter *submitter, const char *kind, const char *name)
+{
+    OWN(mem) char *key = mem_format("%s %s", kind, name);
+    struct recent *recent = map_get(&submitter->recent, str_of(key));
+    if (recent && clock_mono_ms() < recent->until_ms)
+        return recent;
+    if (!recent && submitter->recent.count >= CACHE_MAX) {
+        forget_recent(submitter);
+        submitter->recent = (struct map){0};
+    }
+    if (recent) {
+        (void)map_remove(&submitter->recent, str_of(key));
+        recent_free(recent);
+    }
+    return NULL;
+}
+
+static void keep_recent(struct submitter *submitter, const char *kind, const char *name,
+                        struct agent_spec *agent, struct task *task)
+{
+    OWN(mem) char *key = mem_format("%s %s", kind, name);
+    struct recent *recent = mem_zero(sizeof *recent);
+    recent->agent = agent ? agent_spec_ref(agent) : NULL;
+    recent->task = task ? task_ref(task) : NULL;
+    recent->until_ms = clock_mono_ms() + FRESH_MS;
+    (void)map_put(&submitter->recent, str_of(key), recent);
+}
 
 void submitter_deinit(struct submitter *submitter)
 {
@@ -18,6 +74,20 @@ void submitter_deinit(struct submitter *submitter)
     for (struct model *model; (model = map_next(&submitter->models, &at, NULL));)
         model_unref(model);
     map_deinit(&submitter->models);
+    at = 0;
+    for (void *known; (known = map_next(&submitter->capabilities, &at, NULL));)
+        free(known);
+    map_deinit(&submitter->capabilities);
+    forget_recent(submitter);
+}
+
+/* ---------------------------------------------------------------- finding things */
+/* What was asked for is wrong, whatever kept us from reading it. */
+static int bad(struct err *err, const char *field)
+{
+    if (err->kind != ERR_UNSUPPORTED && err->kind != ERR_CAPACITY)
+        err->kind = ERR_INPUT;
+    return err_at(err, "%s", field);
 }
 
 static struct model *find_model(struct submitter *submitter, const char *spec, struct err *err)
@@ -26,7 +96,7 @@ static struct model *find_model(struct submitter *submitter, const char *spec, s
     if (model)
         return model;
     if (submitter->models.count >= MODELS_MAX) {
-        err_set(err, ERR_LIMIT, "this server has seen %d different models", MODELS_MAX);
+        err_set(err, ERR_CAPACITY, "this server has seen %d different models", MODELS_MAX);
         return NULL;
     }
     model = machine_model(submitter->machine->config, spec, NULL, err);
@@ -35,73 +105,284 @@ static struct model *find_model(struct submitter *submitter, const char *spec, s
     return model;
 }
 
-static struct task *find_task(const struct api_submit *order, struct err *err)
+static struct agent_spec *find_agent(struct submitter *submitter, const char *name, struct err *err)
 {
-    if (order->inline_task.data)
-        return task_from_json(order->inline_task, "'task'", err);
+    struct recent *recent = recent_of(submitter, "agent", name);
+    if (recent)
+        return agent_spec_ref(recent->agent);
+    struct agent_spec *agent = agent_spec_load(name, machine_agent_dirs(), err);
+    if (!agent)
+        return NULL;
+    if (agent_spec_has_bundle(agent)) {
+        OWN(mem) char *layer = agent_bundle_layer(agent, submitter->machine->config->home, err);
+        if (!layer) {
+            agent_spec_unref(agent);
+            return NULL;
+        }
+    }
+    keep_recent(submitter, "agent", name, agent, NULL);
+    return agent;
+}
+
+static struct task *find_task(struct submitter *submitter, const struct api_submit *order,
+                              struct err *err)
+{
+    if (order->inline_task.data) {
+        struct task *task = task_from_json(order->inline_task, "'task'", err);
+        if (!task) {
+            err->kind = err->kind == ERR_UNSUPPORTED ? ERR_UNSUPPORTED : ERR_INPUT;
+            err_below(err, "task");
+        }
+        return task;
+    }
+    struct recent *recent = recent_of(submitter, "task", order->task);
+    if (recent)
+        return task_ref(recent->task);
     struct task **tasks = NULL;
     size_t count = 0;
     if (!order->task[0] || strcmp(order->task, "-") == 0) {
         err_set(err, ERR_INPUT, "'task' is a path or a task as an object");
+        (void)bad(err, "task");
         return NULL;
     }
-    if (task_load(order->task, &tasks, &count, err) < 0)
+    if (task_load(order->task, &tasks, &count, err) < 0) {
+        (void)bad(err, "task");
         return NULL;
+    }
     struct task *task = count == 1 ? task_ref(tasks[0]) : NULL;
-    if (!task)
+    if (task) {
+        keep_recent(submitter, "task", order->task, NULL, task);
+    } else {
         err_set(err, ERR_INPUT, "'task' names %zu tasks: submit them one by one", count);
+        (void)bad(err, "task");
+    }
     task_list_free(tasks, count);
     return task;
 }
 
+/* ---------------------------------------------------------------- what the backend can do */
+struct capability_question {
+    struct machine_lane *room;
+    const char *backend;
+    int capabilities;
+    struct err err;
+};
+
+static void ask_capabilities(void *argument)
+{
+    struct capability_question *question = argument;
+    question->capabilities =
+        sandboxes_capabilities(question->room->sandboxes, question->backend, &question->err);
+}
+
+static int find_capabilities(struct submitter *submitter, const char *backend, unsigned *out,
+                             struct err *err)
+{
+    unsigned *known = map_get(&submitter->capabilities, str_of(backend));
+    if (!known) {
+        struct capability_question question = {.room = &submitter->machine->rooms[0],
+                                               .backend = backend};
+        loop_call(question.room->loop, ask_capabilities, &question);
+        if (question.capabilities < 0) {
+            err_copy(err, &question.err);
+            return bad(err, "backend");
+        }
+        known = mem_alloc(sizeof *known);
+        *known = (unsigned)question.capabilities;
+        (void)map_put(&submitter->capabilities, str_of(backend), known);
+    }
+    *out = *known;
+    return 0;
+}
+
+static int cannot(struct err *err, const char *backend, const char *what, const char *field)
+{
+    err_set(err, ERR_UNSUPPORTED, "backend '%s' cannot do '%s', which '%s' needs", backend, what,
+            field);
+    return err_at(err, "%s", field);
+}
+
+static int check_backend(struct submitter *submitter, const struct api_submit *order,
+                         const struct rollout_request *request, unsigned *can, struct err *err)
+{
+    const char *backend = request->backend;
+    if (find_capabilities(submitter, backend, can, err) < 0)
+        return -1;
+    const struct {
+        long long asked;
+        const char *field;
+    } limits[] = {{order->memory_bytes_max, "memory_bytes_max"},
+                  {order->disk_bytes_max, "disk_bytes_max"},
+                  {order->pids_max, "pids_max"},
+                  {order->cpu_millis, "cpu_millis"}};
+    for (size_t i = 0; i < COUNT(limits); i++)
+        if (limits[i].asked && !(*can & SANDBOX_CAN_LIMITS))
+            return cannot(err, backend, "limits", limits[i].field);
+    if (request->task->root && !(*can & SANDBOX_CAN_ROOT))
+        return cannot(err, backend, "root", "task.root");
+    bool network_off = *can & SANDBOX_CAN_NETWORK_OFF;
+    if (!request->offline && task_network_check(request->task, network_off, err) < 0)
+        return err_at(err, "task");
+    if (agent_spec_wants_solution(request->agent) && !task_has_solution(request->task)) {
+        err_set(err, ERR_INPUT, "the task has no solution for the oracle");
+        return err_at(err, "task");
+    }
+    if (agent_spec_wants_root(request->agent) && !(*can & SANDBOX_CAN_ROOT))
+        return cannot(err, backend, "root", "agent");
+    unsigned forks = SANDBOX_CAN_SNAPSHOT | SANDBOX_CAN_FORK;
+    if (order->share_setup == 1 && (*can & forks) != forks)
+        return cannot(err, backend, "fork", "share_setup");
+    return 0;
+}
+
+/* ---------------------------------------------------------------- one order */
 static int find_all(struct submitter *submitter, const struct api_submit *order,
                     struct rollout_request *request, struct err *err)
 {
     enum gateway_mode mode = GATEWAY_BLACK_BOX;
     if (order->tools.size && gateway_tools_check(order->tools, err) < 0)
-        return -1;
+        return bad(err, "tools");
     if (order->mode && gateway_mode_read(order->mode, &mode, err) < 0)
-        return -1;
+        return bad(err, "mode");
     const char *model = order->model ? order->model : mode == GATEWAY_GATE ? "gate:" : NULL;
-    if (!model)
-        return err_set(err, ERR_INPUT, "'model' is needed in mode %s", gateway_mode_name(mode));
+    if (!model) {
+        err_set(err, ERR_INPUT, "'model' is needed in mode %s", gateway_mode_name(mode));
+        return bad(err, "model");
+    }
     request->model = find_model(submitter, model, err);
-    if (!request->model)
-        return err_wrap(err, "'model'");
-    request->agent = agent_spec_load(order->agent, machine_agent_dirs(), err);
-    if (!request->agent)
-        return err_wrap(err, "'agent'");
-    request->task = find_task(order, err);
+    if (!request->model) {
+        err_wrap(err, "'model'");
+        return bad(err, "model");
+    }
+    request->agent = find_agent(submitter, order->agent, err);
+    if (!request->agent) {
+        err_wrap(err, "'agent'");
+        return bad(err, "agent");
+    }
+    request->task = find_task(submitter, order, err);
     return request->task ? 0 : -1;
 }
 
-int submitter_submit(void *context, const struct api_submit *order, char id[ID_MAX],
-                     struct err *err)
+static bool count_row(void *context, const struct store_rollout *row)
 {
-    struct submitter *submitter = context;
-    struct machine *machine = submitter->machine;
-    const struct config *config = machine->config;
-    struct rollout_request request = {
+    (void)row;
+    ++*(size_t *)context;
+    return false;
+}
+
+/* A name that is used as one of a folder, too. */
+static int check_group(struct submitter *submitter, const char *name, struct err *err)
+{
+    bool good = name[0] && name[0] != '.';
+    for (const char *at = name; *at; at++)
+        good = good && (isalnum((unsigned char)*at) || strchr("._-", *at));
+    if (!good) {
+        err_set(err, ERR_INPUT, "'group' has letters, digits, '.', '_' and '-' only");
+        return err_at(err, "group");
+    }
+    size_t count = 0;
+    struct store_query query = {.group = name, .limit = 1};
+    if (store_list_rollouts(submitter->machine->store, &query, count_row, &count, err) < 0)
+        return -1;
+    if (!count && !rollouts_group_live(submitter->machine->rollouts, name))
+        return 0;
+    err_set(err, ERR_CONFLICT, "there is a group '%s' already", name);
+    return err_at(err, "group");
+}
+
+static int make_request(struct submitter *submitter, const struct api_submit *order,
+                        struct rollout_request *request, unsigned *can, struct err *err)
+{
+    const struct config *config = submitter->machine->config;
+    *request = (struct rollout_request){
         .mode = order->mode,
-        .backend = config->sandbox_backend,
+        .backend = order->backend ? order->backend : config->sandbox_backend,
         .isolation = (int)config->sandbox_isolation,
         .run = order->run,
         .group = order->group,
-        .index = order->index,
-        .wall_ms_max = order->wall_ms_max,
-        .turns_max = order->turns_max,
+        .index = (uint32_t)order->index,
+        .wall_ms_max = (uint32_t)order->wall_ms_max,
+        .turns_max = (uint32_t)order->turns_max,
+        .memory_bytes_max = (uint64_t)order->memory_bytes_max,
+        .disk_bytes_max = (uint64_t)order->disk_bytes_max,
+        .pids_max = (uint32_t)order->pids_max,
+        .cpu_millis = (uint32_t)order->cpu_millis,
         .offline = config->rollout_offline,
         .tools = order->tools,
+        .sampling = order->sampling,
+        .realign_max = (uint32_t)order->realign_max,
+        .priority = (int32_t)order->priority,
+        .queue_ms_max = (uint32_t)order->queue_ms_max,
+        .has_policy = order->policy_version >= 0,
+        .policy_version = order->policy_version,
+        .key = order->key,
+        .key_hash = order->key_hash,
+        .callback = order->callback,
     };
+    if (order->n && order->group && check_group(submitter, order->group, err) < 0)
+        return -1;
+    if (find_all(submitter, order, request, err) < 0 ||
+        check_backend(submitter, order, request, can, err) < 0 ||
+        rollouts_check(submitter->machine->rollouts, request, err) < 0)
+        return -1;
+    request->root = task_has_root(request->task) ? NULL : config->sandbox_root;
+    return 0;
+}
+
+static int submit_group(struct submitter *submitter, const struct api_submit *order,
+                        struct rollout_request *request, unsigned can, struct api_receipt *receipt,
+                        struct err *err)
+{
+    unsigned forks = SANDBOX_CAN_SNAPSHOT | SANDBOX_CAN_FORK;
+    struct rollout_group_request group = {
+        .each = request,
+        .count = (uint32_t)order->n,
+        .share = order->share_setup == 1                             ? ROLLOUT_SHARE_YES
+                 : order->share_setup == 0 || (can & forks) != forks ? ROLLOUT_SHARE_NO
+                                                                     : ROLLOUT_SHARE_AUTO,
+        .key = order->key,
+        .key_hash = order->key_hash,
+    };
+    request->key = request->key_hash = NULL;
+    return rollouts_submit_group(submitter->machine->rollouts, &group, receipt->group, receipt->ids,
+                                 err);
+}
+
+int submitter_submit(void *context, const struct api_submit *orders, size_t count,
+                     struct api_receipt *receipt, struct err *err)
+{
+    struct submitter *submitter = context;
+    struct machine *machine = submitter->machine;
     if (machine->closing || !machine->rollouts)
-        return err_set(err, ERR_CANCELLED, "the server is stopping");
-    int result = find_all(submitter, order, &request, err);
-    if (result == 0) {
-        request.root = task_has_root(request.task) ? NULL : config->sandbox_root;
-        result = rollouts_submit(machine->rollouts, &request, id, err);
+        return err_set(err, ERR_CAPACITY, "no more rollouts are taken: the server is stopping");
+    if (rollouts_room(machine->rollouts, orders[0].n ? (size_t)orders[0].n : count, err) < 0)
+        return -1;
+    struct rollout_request *requests = mem_zero(count * sizeof *requests);
+    unsigned can = 0;
+    int result = 0;
+    for (size_t i = 0; i < count && result == 0; i++) {
+        receipt->wrong = i;
+        result = make_request(submitter, &orders[i], &requests[i], &can, err);
+        requests[i].on_stored = receipt->on_stored;
+        requests[i].stored_context = receipt->context;
     }
-    task_unref(request.task);
-    agent_spec_unref(request.agent);
+    if (result == 0 && orders[0].n)
+        result = submit_group(submitter, &orders[0], &requests[0], can, receipt, err);
+    /* There is room for all and each is fine: only a journal that is full, or a disk, can still say
+     * no; then those before it are taken back. */
+    for (size_t i = 0; i < count && result == 0 && !orders[0].n; i++) {
+        receipt->wrong = i;
+        result = rollouts_submit(machine->rollouts, &requests[i], receipt->ids[i], err);
+        receipt->stored += result == 0;
+        for (size_t back = 0; result < 0 && back < i; back++)
+            (void)rollouts_cancel(machine->rollouts, receipt->ids[back],
+                                  "its submission failed as a whole", NULL);
+    }
+    for (size_t i = 0; i < count; i++) {
+        task_unref(requests[i].task);
+        agent_spec_unref(requests[i].agent);
+    }
+    free(requests);
     return result;
 }
 
@@ -109,6 +390,6 @@ int submitter_cancel(void *context, const char *id, const char *why, struct err 
 {
     struct submitter *submitter = context;
     if (!submitter->machine->rollouts)
-        return err_set(err, ERR_CANCELLED, "the server is stopping");
+        return err_set(err, ERR_CAPACITY, "the server is stopping");
     return rollouts_cancel(submitter->machine->rollouts, id, why, err);
 }

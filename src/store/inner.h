@@ -36,6 +36,10 @@ void writer_flush_index(struct writer *writer);
 void writer_counts(struct writer *writer, struct store_counts *out);
 void writer_set_sync(struct writer *writer, enum store_sync sync);
 
+/* The connection for looking, locked until store_reader_done(); NULL: there is no index. */
+struct index *store_reader(struct store *store);
+void store_reader_done(struct store *store);
+
 /* --- record.c --- */
 void segment_head_write(char head[SEGMENT_HEAD_SIZE], uint64_t created_ms);
 bool segment_head_valid(struct str bytes);
@@ -124,5 +128,17 @@ struct index_place {
 int index_find_call(struct index *index, const char *call_id, struct index_place *out,
                     struct err *err);
 uint64_t index_open_calls(struct index *index);
+/* One number or text; 1: there, 0: no row. `name` is ?1; NULL: there is none. */
+int index_number(struct index *index, const char *text, const char *name, long long *out,
+                 struct err *err);
+int index_text(struct index *index, const char *text, const char *name, struct buf *out,
+               struct err *err);
+int index_find_key(struct index *index, const char *key, struct store_key *out, struct err *err);
+int index_list_groups(struct index *index, const struct store_query *query,
+                      bool (*on_row)(void *, const struct store_group *), void *context,
+                      struct err *err);
+int index_sum_group(struct index *index, const char *id,
+                    void (*on_fate)(void *, const struct store_group_sum *), void *context,
+                    struct err *err);
 
 #endif

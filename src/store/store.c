@@ -274,21 +274,6 @@ int store_recover(struct store *store,
     return result;
 }
 
-int store_put_rollout(struct store *store, struct loop *loop, const struct store_rollout *row,
-                      void (*on_committed)(void *context, const struct err *err), void *context,
-                      struct err *err)
-{
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
-    store_rollout_write(row, &out);
-    struct store_record record = {
-        .type = STORE_ROLLOUT,
-        .rollout_id = row->id,
-        .body = buf_str(&body),
-    };
-    return store_append(store, loop, &record, on_committed, context, err);
-}
-
 int store_list_rollouts(struct store *store, const struct store_query *query,
                         bool (*on_row)(void *context, const struct store_rollout *row),
                         void *context, struct err *err)
@@ -325,6 +310,16 @@ int store_list_calls(struct store *store, const char *rollout_id,
     return result;
 }
 
+struct index *store_reader(struct store *store)
+{
+    return store->reader ? reader_lock(store) : NULL;
+}
+
+void store_reader_done(struct store *store)
+{
+    reader_unlock(store);
+}
+
 int store_last_record(struct store *store, struct str call_id, struct buf *bytes,
                       struct store_view *view, struct err *err)
 {
@@ -351,47 +346,4 @@ int store_entry(struct store *store, struct str call_id, struct buf *bytes, stru
                ? 0
                : err_set(err, ERR_NOT_FOUND, "there is no entry for call '%.*s'",
                          STR_ARGS(call_id));
-}
-
-static void set_known(struct json_writer *out, const char *key, const char *value)
-{
-    if (value && value[0])
-        json_set_text(out, key, value);
-}
-
-void store_rollout_write(const struct store_rollout *row, struct json_writer *out)
-{
-    json_begin_object(out);
-    json_set_text(out, "id", row->id);
-    set_known(out, "run", row->run);
-    set_known(out, "group", row->group);
-    json_set_int(out, "index", row->index);
-    set_known(out, "task", row->task);
-    set_known(out, "agent", row->agent);
-    set_known(out, "model", row->model);
-    set_known(out, "mode", row->mode);
-    set_known(out, "backend", row->backend);
-    set_known(out, "stage", row->stage);
-    json_set_text(out, "fate", row->fate && row->fate[0] ? row->fate : NULL);
-    set_known(out, "error", row->error);
-    if (row->has_reward)
-        json_set_double(out, "reward", row->reward);
-    else
-        json_set_null(out, "reward");
-    if (row->reward_count) {
-        json_key(out, "rewards");
-        json_begin_object(out);
-        for (size_t i = 0; i < row->reward_count; i++)
-            json_set_double(out, row->rewards[i].name, row->rewards[i].value);
-        json_end_object(out);
-    }
-    json_set_int(out, "calls", row->calls);
-    json_set_int(out, "turns", row->turns);
-    json_set_int(out, "prompt_tokens", row->prompt_tokens);
-    json_set_int(out, "completion_tokens", row->completion_tokens);
-    json_set_int(out, "queued_ms", (long long)row->queued_ms);
-    json_set_int(out, "started_ms", (long long)row->started_ms);
-    json_set_int(out, "done_ms", (long long)row->done_ms);
-    set_known(out, "dir", row->dir);
-    json_end_object(out);
 }

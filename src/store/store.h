@@ -166,11 +166,15 @@ struct store_rollout {
     const char *run; /* which `postern run` or submission it belongs to */
     const char *group;
     const char *task, *agent, *model, *mode, *backend;
-    const char *stage; /* trace_stage_name */
-    const char *fate;  /* trace_fate_name; NULL: not over */
-    const char *error; /* one sentence */
-    const char *dir;   /* its folder */
-    uint32_t index;    /* number inside the run */
+    const char *stage;          /* trace_stage_name */
+    const char *fate;           /* trace_fate_name; NULL: not over */
+    const char *error;          /* one sentence */
+    const char *dir;            /* its folder */
+    const char *reason;         /* of a fate, as a word: "stale", "queue_timeout"; NULL: none */
+    const char *key, *key_hash; /* of the submission */
+    const char *callback;       /* JSON object: who is told of the end */
+    const char *callback_state; /* "waiting", "pending", "delivered", "failed" */
+    uint32_t index;             /* number inside the run */
     bool has_reward;
     double reward;
     const struct store_reward *rewards; /* parts, when the verifier gave some */
@@ -178,6 +182,9 @@ struct store_rollout {
     uint32_t calls, turns;
     int64_t prompt_tokens, completion_tokens;
     uint64_t queued_ms, started_ms, done_ms; /* wall clock; 0: not yet */
+    bool has_policy;
+    int64_t policy_version; /* of the weights when it began */
+    uint64_t bytes;         /* of its folder, when it is over; 0: not known */
 };
 
 /* Inserts or replaces the row with this id. Goes through the journal like everything else. */
@@ -186,12 +193,17 @@ int store_put_rollout(struct store *store, struct loop *loop, const struct store
                       struct err *err);
 
 struct store_query {
-    const char *run, *stage, *fate, *task; /* NULL: any */
-    const char *before;                    /* only ids older than this one; NULL: from the newest */
-    size_t limit;                          /* 0: 100; at most 1000 */
+    const char *run, *stage, *fate, *task, *group, *agent; /* NULL: any */
+    const char *before; /* only ids older than this one; NULL: from the newest */
+    const char *after;  /* only ids newer than this one, the oldest first */
+    bool oldest_first;
+    bool unfinished;         /* only those without a fate */
+    bool callback_pending;   /* only those whose callback is to be delivered */
+    uint64_t done_before_ms; /* only those that were over before; in that order */
+    size_t limit;            /* 0: 100; at most 1000 */
 };
-/* Newest first. The row and its texts are valid during the callback, which ends the walk by
- * returning false. */
+/* Newest first, unless the query says otherwise. The row and its texts are valid during the
+ * callback, which ends the walk by returning false. */
 int store_list_rollouts(struct store *store, const struct store_query *query,
                         bool (*on_row)(void *context, const struct store_rollout *row),
                         void *context, struct err *err);
@@ -201,6 +213,50 @@ int store_get_rollout(struct store *store, const char *id,
                       bool (*on_row)(void *context, const struct store_rollout *row), void *context,
                       struct err *err);
 void store_rollout_write(const struct store_rollout *row, struct json_writer *out); /* one object */
+
+/* ---------------------------------------------------------------- groups, keys, facts */
+struct store_group {
+    const char *id, *run, *task, *agent, *model, *mode;
+    const char *shared; /* "yes", "no"; NULL: not said */
+    const char *key, *key_hash;
+    uint32_t n;
+    uint64_t queued_ms;
+};
+int store_put_group(struct store *store, struct loop *loop, const struct store_group *row,
+                    void (*on_committed)(void *context, const struct err *err), void *context,
+                    struct err *err);
+/* By `group` (its id), `run`, `before`, `after`, `oldest_first`, `limit` of the query. */
+int store_list_groups(struct store *store, const struct store_query *query,
+                      bool (*on_row)(void *context, const struct store_group *row), void *context,
+                      struct err *err);
+/* How a group's rollouts ended: once per fate; NULL for those that are not over. */
+struct store_group_sum {
+    const char *fate;
+    uint64_t count, rewarded;
+    double reward_sum;
+};
+int store_sum_group(struct store *store, const char *id,
+                    void (*on_fate)(void *context, const struct store_group_sum *sum),
+                    void *context, struct err *err);
+
+struct store_key {
+    char id[ID_MAX], hash[72];
+    bool group; /* the id is a group's */
+};
+/* What was submitted under this key: 1: found, 0: nothing. */
+int store_find_key(struct store *store, const char *key, struct store_key *out, struct err *err);
+
+/* A note for the index: "deleted" (member "rollout" or "group"), "callback" (with a state). Any
+ * other kind means nothing; its commit tells that everything before it is committed. */
+int store_put_note(struct store *store, struct loop *loop, const char *kind, const char *member,
+                   const char *name, const char *state,
+                   void (*on_committed)(void *context, const struct err *err), void *context,
+                   struct err *err);
+/* Single values that outlive the process, as JSON. 1: found, 0: never put. */
+int store_put_fact(struct store *store, struct loop *loop, const char *name, struct str value,
+                   void (*on_committed)(void *context, const struct err *err), void *context,
+                   struct err *err);
+int store_get_fact(struct store *store, const char *name, struct buf *out, struct err *err);
 
 struct store_call {
     const char *id, *rollout_id, *state; /* "open" until its entry is there */

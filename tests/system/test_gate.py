@@ -168,7 +168,8 @@ def test_an_answer_from_a_lost_lease_changes_nothing(server):
 
 def test_pausing_holds_calls_while_weights_change(server):
     control = server.control
-    assert control.ask("POST", "/v1/policy", {"version": 3, "pause": True}) == (200, {"version": 3, "paused": True})
+    status, policy = control.ask("POST", "/v1/policy", {"version": 3, "pause": True})
+    assert status == 200 and policy["version"] == 3 and policy["paused"], policy
     rollout = server.submit()
     until(lambda: control.ask("GET", "/v1/gate")[1]["held"] == 1, what="a held call")
     assert control.take(wait_ms=1) == []

@@ -160,11 +160,13 @@ def test_connections_are_kept_and_those_the_server_closed_are_not_used(client):
 
 
 def test_pausing_and_versions(client):
-    assert client.set_policy(version=7, pause=True) == {"version": 7, "paused": True}
+    policy = client.set_policy(version=7, pause=True)
+    assert policy["version"] == 7 and policy["paused"] is True
     rollout = submit(client)
     until(lambda: client.gate()["held"] == 1, what="a held call")
     assert client.take(wait_ms=1) == []
-    assert client.resume(version=8) == client.policy() == {"version": 8, "paused": False}
+    policy = client.resume(version=8)
+    assert policy == client.policy() and policy["version"] == 8 and policy["paused"] is False
     with pc.GateWorker(client, solve):
         solved(client.wait(rollout, 60))
     assert [record["policy_version"] for record in records(client, rollout)] == [8, 8]

@@ -113,14 +113,39 @@ static void held_end(struct held *held)
     buf_deinit(&held->said);
 }
 
-static int submit(void *context, const struct api_submit *order, char id[ID_MAX], struct err *err)
+struct stored {
+    void (*on_stored)(void *context, const struct err *err);
+    void *context;
+};
+
+static void tell_stored(void *argument)
+{
+    struct stored *stored = argument;
+    struct err none = {0};
+    stored->on_stored(stored->context, &none);
+    free(stored);
+}
+
+static int submit(void *context, const struct api_submit *order, size_t count,
+                  struct api_receipt *receipt, struct err *err)
 {
     struct world *world = context;
-    if (order->mode && strcmp(order->mode, "wrong") == 0)
-        return err_set(err, ERR_INPUT, "unknown mode");
-    buf_format(&world->submitted, "%s %s %.*s %s", order->agent, order->task ? order->task : "-",
-               STR_ARGS(order->inline_task), order->group ? order->group : "-");
-    snprintf(id, ID_MAX, "r-new");
+    for (size_t i = 0; i < count; i++) {
+        receipt->wrong = i;
+        if (order[i].mode && strcmp(order[i].mode, "wrong") == 0) {
+            err_set(err, ERR_INPUT, "unknown mode");
+            return err_at(err, "mode");
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        buf_format(&world->submitted, "%s %s %.*s %s", order[i].agent,
+                   order[i].task ? order[i].task : "-", STR_ARGS(order[i].inline_task),
+                   order[i].group ? order[i].group : "-");
+        snprintf(receipt->ids[i], ID_MAX, count == 1 ? "r-new" : "r-new%zu", i);
+        struct stored *stored = mem_alloc(sizeof *stored);
+        *stored = (struct stored){receipt->on_stored, receipt->context};
+        loop_post(world->loop, tell_stored, stored);
+    }
     return 0;
 }
 
@@ -346,6 +371,46 @@ TEST(rollouts_are_submitted_with_their_task_inline_or_by_name)
         201);
     EXPECT_STR(buf_str(&reply.body), STR("{\"id\":\"r-new\"}"));
     EXPECT_TEXT(buf_text(&world.submitted), "mini - {\"name\":\"t\"} g");
+    EXPECT_INT(ask(&world, &reply, "/v1/rollouts",
+                   "[{\"agent\":\"mini\",\"task\":\"a\"},{\"agent\":\"mini\",\"task\":\"b\"}]"),
+               201);
+    EXPECT_STR(buf_str(&reply.body),
+               STR("{\"rollouts\":[{\"id\":\"r-new0\"},{\"id\":\"r-new1\"}]}"));
+    buf_deinit(&reply.body);
+    world_end(&world);
+}
+
+TEST(a_bad_submission_names_its_field)
+{
+    struct world world = {0};
+    struct reply reply = {0};
+    world_start(&world);
+    static const struct {
+        const char *body, *field;
+    } cases[] = {
+        {"{\"task\":\"t\"}", "\"field\":\"agent\""},
+        {"{\"agent\":\"mini\"}", "\"field\":\"task\""},
+        {"{\"agent\":\"mini\",\"task\":null}", "\"field\":\"task\""},
+        {"{\"agent\":\"mini\",\"task\":7}", "\"field\":\"task\""},
+        {"{\"agent\":7,\"task\":\"t\"}", "\"field\":\"agent\""},
+        {"{\"agent\":\"mini\",\"task\":\"t\",\"colour\":1}", "\"field\":\"colour\""},
+        {"{\"agent\":\"mini\",\"task\":\"t\",\"turns_max\":0}", "\"field\":\"turns_max\""},
+        {"{\"agent\":\"mini\",\"task\":\"t\",\"wall_ms_max\":1e30}", "\"field\":\"wall_ms_max\""},
+        {"{\"agent\":\"mini\",\"task\":\"t\",\"priority\":101}", "\"field\":\"priority\""},
+        {"{\"agent\":\"mini\",\"task\":\"t\",\"mode\":\"wrong\"}", "\"field\":\"mode\""},
+        {"[{\"agent\":\"mini\",\"task\":\"t\"},{\"agent\":\"mini\",\"task\":\"t\",\"mode\":"
+         "\"wrong\"}]",
+         "\"field\":\"1.mode\""},
+        {"[{\"agent\":\"mini\"}]", "\"field\":\"0.task\""},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        EXPECT_INT(ask(&world, &reply, "/v1/rollouts", cases[i].body), 400);
+        EXPECT(has(&reply, cases[i].field));
+        EXPECT(has(&reply, "\"type\":\"bad_input\""));
+    }
+    EXPECT_INT(ask(&world, &reply, "/v1/rollouts", "[]"), 400);
+    EXPECT_INT(ask(&world, &reply, "/v1/rollouts", "{"), 400);
+    EXPECT_INT(world.submitted.size, 0);
     buf_deinit(&reply.body);
     world_end(&world);
 }

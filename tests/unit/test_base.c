@@ -113,6 +113,33 @@ TEST(ids_sort_by_time_and_do_not_repeat)
     EXPECT_INT(strlen(a), 22);
 }
 
+TEST(ids_can_be_made_in_order_within_a_moment)
+{
+    char last[ID_MAX] = "", id[ID_MAX];
+    for (int i = 0; i < 100000; i++) {
+        id_make_after(id, "r", last);
+        EXPECT(strcmp(id, last) > 0);
+        EXPECT_INT(strlen(id), 22);
+        memcpy(last, id, sizeof last);
+    }
+}
+
+TEST(an_error_names_its_field)
+{
+    struct err err = {0};
+    err_set(&err, ERR_INPUT, "wrong");
+    EXPECT_STR(str_of(err.field), STR(""));
+    err_below(&err, "memory");
+    err_below(&err, "limits");
+    EXPECT_STR(str_of(err.field), STR("limits.memory"));
+    err_wrap(&err, "context");
+    EXPECT_STR(str_of(err.field), STR("limits.memory"));
+    err_set(&err, ERR_INPUT, "another");
+    EXPECT_STR(str_of(err.field), STR(""));
+    err_at(&err, "a.%d", 3);
+    EXPECT_STR(str_of(err.field), STR("a.3"));
+}
+
 TEST(a_tree_is_removed_without_following_links)
 {
     struct err err = {0};

@@ -73,7 +73,7 @@ def from_answer(status: int, body: bytes, retry_after: Optional[str]) -> Postern
     kind, reason, field = None, "", None
     try:
         error = json.loads(body)["error"]
-        kind, reason, field = error.get("kind"), str(error["message"]), error.get("field")
+        kind, reason, field = error.get("type") or error.get("kind"), str(error["message"]), error.get("field")
     except (ValueError, KeyError, TypeError, AttributeError):
         reason = body[:300].decode("utf-8", "replace").strip() or "no reason was given"
     of: Type[PosternError] = TYPES.get(status, ServerError)
