@@ -48,6 +48,8 @@ struct config {
 
     const char *sandbox_backend;
     const char *sandbox_root;
+    const char *sandbox_builder;
+    const char *sandbox_build_flags;
     int64_t sandbox_isolation; /* enum sandbox_isolation */
     int64_t sandbox_starting_max;
     int64_t sandbox_create_ms_max;

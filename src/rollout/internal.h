@@ -52,7 +52,8 @@ struct plan {
     uint32_t wall_ms_max, setup_ms_max, verify_ms_max, turns_max;
     struct str tools; /* STR_NONE: none */
     struct gateway_tools_facts tool_facts;
-    bool offline; /* the task's wish for a network is passed over */
+    const char *home, *builder, *build_flags; /* for images of tasks */
+    bool offline;                             /* the task's wish for a network is passed over */
     uint64_t memory_bytes_max, disk_bytes_max;
     uint32_t pids_max, cpu_millis, provision_tries_max;
     uint64_t log_bytes_max, artifact_bytes_max;

@@ -165,7 +165,7 @@ void life_step(struct life *life)
     switch (life->stage) {
     case TRACE_QUEUED:
         move(life, TRACE_PROVISIONING);
-        life_open_sandbox(life);
+        life_provision(life);
         return;
 
     case TRACE_PROVISIONING:
@@ -378,9 +378,6 @@ void life_begin(void *argument)
     life->capabilities = (unsigned)capabilities;
     bool network_off = life->capabilities & SANDBOX_CAN_NETWORK_OFF;
     if ((!plan->offline && task_network_check(plan->task, network_off, &err) < 0) ||
-        (!plan->root && (plan->task->image.build_dir || plan->task->image.name) &&
-         err_set(&err, ERR_UNSUPPORTED, "the task's image is not here; name one with --root") <
-             0) ||
         (agent_spec_wants_solution(plan->agent) && !task_has_solution(plan->task) &&
          err_set(&err, ERR_INPUT, "the task has no solution for the oracle") < 0)) {
         life_fail(life, TRACE_FATE_SETUP_FAILED, &err);

@@ -3,6 +3,7 @@
  *
  *     life.c        stages and moves: the table, the step, orders from the manager
  *     life_agent.c  from the first sandbox to the agent's end: provisioning to settling
+ *     life_image.c  the root: found, built or fetched
  *     life_tools.c  programs of the task that answer tool calls
  *     life_ready.c  between setup and the agent; from one step of a task to the next
  *     life_judge.c  verifying and collecting
@@ -40,12 +41,16 @@ struct life {
     struct agent_install *install;
     struct agent_run *run;
     struct task_work *work;
-    struct task *task; /* what is worked at: the plan's, or the step of it */
+    struct task_image_job *image_job;
+    bool image_for_judge;
+    const char *root, *verify_root; /* what the sandboxes stand on; known when provisioned */
+    struct task *task;              /* what is worked at: the plan's, or the step of it */
     size_t step_at;
     struct trace_reward *rewards; /* of the steps */
     struct buf steps;             /* JSON array being written */
     struct json_writer steps_writer;
-    unsigned phase; /* life_ready.c */
+    struct carry *carry; /* life_carry.c; NULL: not that kind */
+    unsigned phase;      /* life_ready.c */
     uint64_t agent_since_ms, agent_ms;
     unsigned capabilities;
     bool as_root;       /* the agent's sandbox has root inside */
@@ -85,6 +90,9 @@ void life_fail(struct life *life, enum trace_fate fate, const struct err *why);
 void life_fail_infra(struct life *life, const struct err *why);
 void life_leave_stage(struct life *life); /* adds up its time */
 
+/* --- life_image.c */
+void life_provision(struct life *life);
+
 /* --- life_agent.c: each starts one thing; its callback notes and steps */
 void life_open_sandbox(struct life *life);
 void life_retry_or_fail(struct life *life);
@@ -120,12 +128,17 @@ bool life_ready(struct life *life);     /* true: the agent may start; else a not
 bool life_next_step(struct life *life); /* after a verification: there is another one */
 
 /* --- life_judge.c */
-bool life_judges_fresh(const struct life *life); /* in a sandbox made from the final files */
+const char *life_judge_user(const struct life *life); /* NULL: the ordinary one */
+bool life_judges_fresh(const struct life *life);      /* in a sandbox made from the final files */
 void life_collect_hooks(struct life *life);
 void life_verify(struct life *life);
 void life_open_judge(struct life *life);
 void life_verify_in_judge(struct life *life);
 void life_collect(struct life *life);
+
+/* --- life_carry.c */
+void life_carry(struct life *life);        /* ends with judge_ready */
+void life_carry_opened(struct life *life); /* the verifier's sandbox is there */
 
 /* --- life_end.c */
 void life_close(struct life *life); /* everything; once */

@@ -46,7 +46,7 @@ struct sandbox_spec life_shape(struct life *life)
         (uint64_t)plan->wall_ms_max + plan->setup_ms_max + plan->verify_ms_max + 3600000;
     struct sandbox_spec spec = {
         .backend = plan->backend,
-        .root = plan->root,
+        .root = life->root,
         .isolation = (enum sandbox_isolation)plan->isolation,
         .root_user = life->as_root,
         .label = plan->id,

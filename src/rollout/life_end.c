@@ -102,6 +102,7 @@ void life_close(struct life *life)
     loop_timer_stop(&life->pause);
     if (life->sandbox && !life->result.sandbox.data && life->provisioned)
         life_note_sandbox(life);
+    task_image_job_close(TAKE(life->image_job));
     agent_install_close(TAKE(life->install));
     agent_close(TAKE(life->run));
     task_work_close(TAKE(life->work));

@@ -38,6 +38,13 @@ static bool judge_as_root(const struct life *life)
     return life->as_root || (!life->judge_no_root && life->capabilities & SANDBOX_CAN_ROOT);
 }
 
+const char *life_judge_user(const struct life *life)
+{
+    if (life->task->verify_user)
+        return life->task->verify_user;
+    return judge_as_root(life) ? "root" : NULL;
+}
+
 static void on_judge_open(void *context, struct sandbox *sandbox, const struct err *err)
 {
     struct life *life = context;
@@ -56,6 +63,10 @@ static void on_judge_open(void *context, struct sandbox *sandbox, const struct e
         return;
     }
     sandbox_on_lost(sandbox, life_on_lost, life);
+    if (life->carry) {
+        life_carry_opened(life);
+        return;
+    }
     life->judge_ready = true;
     life_step(life);
 }
@@ -67,9 +78,11 @@ void life_open_judge(struct life *life)
     const char *pristine[TASK_SYSTEM_DIRS_MAX + 1];
     struct sandbox_spec spec = life_shape(life);
     spec.layers = layers;
-    spec.layer_count = 1;
+    spec.layer_count = life->carry ? 0 : 1;
     spec.root_user = judge_as_root(life);
-    if (task_pristine_dirs(life->task, pristine)) {
+    if (life->carry) {
+        spec.root = life->verify_root;
+    } else if (task_pristine_dirs(life->task, pristine)) {
         spec.pristine = pristine;
         spec.pristine_layers = life->frozen;
     }
@@ -84,12 +97,17 @@ static void note_verification(struct life *life)
     struct json_writer out = {.out = &text};
     const char *pristine[TASK_SYSTEM_DIRS_MAX + 1];
     json_begin_object(&out);
-    json_set_text(&out, "sandbox", life->judge ? "fresh" : "the agent's");
+    json_set_text(&out, "sandbox",
+                  life->carry   ? "separate"
+                  : life->judge ? "fresh"
+                                : "the agent's");
     json_set_text(&out, "user", life->extra.verify_user[0] ? life->extra.verify_user : "agent's");
-    json_set_text(&out, "files", "final");
+    json_set_text(&out, "files", life->carry ? "artifacts" : "final");
     json_key(&out, "pristine");
     json_begin_array(&out);
-    size_t count = life->judge ? task_pristine_dirs(life->task, pristine) : 0;
+    size_t count = life->judge && !life->carry ? task_pristine_dirs(life->task, pristine) : 0;
+    if (life->carry)
+        json_put_text(&out, "/");
     for (size_t i = 0; i < count; i++)
         json_put_text(&out, arena_format(&life->arena, "/%s", pristine[i]));
     json_end_array(&out);
@@ -151,10 +169,12 @@ static void on_verdict(void *context, const struct task_verdict *verdict)
 
 static void verify_in(struct life *life, struct sandbox *sandbox, bool as_root)
 {
+    const char *root = life->carry ? life->verify_root : life->root;
     struct task_verify_options options = {
         .as_root = as_root,
         .pristine_system = life->judge != NULL,
-        .own_path = life->plan->root && strncmp(life->plan->root, "image:", 6) == 0,
+        .keep_logs = life->carry != NULL,
+        .own_path = root && strncmp(root, "image:", 6) == 0,
         .ms_max = life_verify_ms(life),
     };
     life->work = task_verify(life->task, sandbox, &options, on_verdict, life);
@@ -163,7 +183,8 @@ static void verify_in(struct life *life, struct sandbox *sandbox, bool as_root)
 bool life_judges_fresh(const struct life *life)
 {
     unsigned needed = SANDBOX_CAN_SNAPSHOT | SANDBOX_CAN_FORK;
-    return life->task->fresh_verify && (life->capabilities & needed) == needed;
+    return life->task->fresh_verify && !life->task->separate_verify &&
+           (life->capabilities & needed) == needed;
 }
 
 void life_verify(struct life *life)
@@ -171,6 +192,10 @@ void life_verify(struct life *life)
     life_note_sandbox(life);
     if (!task_has_verifier(life->task)) {
         life->verified = true;
+        return;
+    }
+    if (life->task->separate_verify) {
+        life_carry(life);
         return;
     }
     if (life_judges_fresh(life)) {

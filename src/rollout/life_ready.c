@@ -152,6 +152,7 @@ static bool begin(struct life *life)
         life->work = task_setup(task, life->sandbox, life->plan->setup_ms_max, on_commands, life);
         return true;
     case PHASE_FREEZE:
+        life->frozen = life->frozen || life->plan->shared; /* it stands on what was prepared */
         if (life->frozen || !wants_freeze(life))
             return false;
         sandbox_on_lost(life->sandbox, NULL, NULL);
@@ -219,6 +220,7 @@ bool life_next_step(struct life *life)
         life->pending++;
         sandbox_close(TAKE(life->judge), life_on_closed, life);
     }
+    life->carry = NULL;
     life->phase = PHASE_REOPEN;
     life->agent_over = life->quiet = life->snapshot_over = false;
     life->judge_ready = life->verified = life->collect_done = false;

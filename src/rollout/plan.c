@@ -70,6 +70,10 @@ struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *r
     plan->verify_ms_max = first_of(task->verify_ms_max, options->verify_ms_max, 1);
     plan->turns_max = first_of(request->turns_max, task->turns_max, 0);
     plan->offline = request->offline;
+    plan->home = arena_text(&plan->arena, str_of(options->home));
+    plan->builder = options->builder ? arena_text(&plan->arena, str_of(options->builder)) : NULL;
+    plan->build_flags =
+        options->build_flags ? arena_text(&plan->arena, str_of(options->build_flags)) : NULL;
     plan->memory_bytes_max =
         request->memory_bytes_max ? request->memory_bytes_max : task->memory_bytes_max;
     plan->disk_bytes_max = request->disk_bytes_max ? request->disk_bytes_max : task->disk_bytes_max;

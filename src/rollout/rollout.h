@@ -42,14 +42,15 @@ struct rollouts_options {
     struct store *store;              /* NULL: no index */
     const struct rollout_lane *lanes; /* copied */
     size_t lane_count;
-    uint32_t parallel_max;        /* 0: 64; rollouts past `queued` at once */
-    uint32_t queued_max;          /* 0: 100000; more are refused with ERR_CAPACITY */
-    uint32_t provision_tries_max; /* 0: 3; only provisioning is tried again */
-    uint32_t wall_ms_max;         /* 0: 30 min; the agent's time when nobody says otherwise */
-    uint32_t setup_ms_max;        /* 0: 10 min */
-    uint32_t verify_ms_max;       /* 0: 10 min */
-    uint64_t log_bytes_max;       /* 0: 16 MiB; agent.log, events.jsonl, verifier.log each */
-    uint64_t artifact_bytes_max;  /* 0: 64 MiB */
+    const char *builder, *build_flags; /* of images of tasks; NULL: the first that is there */
+    uint32_t parallel_max;             /* 0: 64; rollouts past `queued` at once */
+    uint32_t queued_max;               /* 0: 100000; more are refused with ERR_CAPACITY */
+    uint32_t provision_tries_max;      /* 0: 3; only provisioning is tried again */
+    uint32_t wall_ms_max;              /* 0: 30 min; the agent's time when nobody says otherwise */
+    uint32_t setup_ms_max;             /* 0: 10 min */
+    uint32_t verify_ms_max;            /* 0: 10 min */
+    uint64_t log_bytes_max;            /* 0: 16 MiB; agent.log, events.jsonl, verifier.log each */
+    uint64_t artifact_bytes_max;       /* 0: 64 MiB */
     /* Limits of sandboxes when neither request nor task says; only where the backend has limits. 0:
      * its own. */
     uint64_t memory_bytes_max, disk_bytes_max;

@@ -57,36 +57,56 @@ static int read_instruction(struct task *task, const char *dir, struct err *err)
     return 1;
 }
 
-/* The user of the last stage: a Dockerfile's last USER after its last FROM. NULL: root. */
-static const char *dockerfile_user(struct task *task, struct str text)
+static bool begins(struct str line, struct str word, struct str *rest)
 {
-    const char *user = NULL;
-    while (text.data) {
-        struct str line = str_trim(str_cut(&text, '\n'));
-        if (line.size > 5 && str_equal_nocase(str_upto(line, 5), STR("FROM ")))
-            user = NULL;
-        if (line.size > 5 && str_equal_nocase(str_upto(line, 5), STR("USER ")))
-            user = arena_text(task_arena(task), str_trim(str_from(line, 5)));
-    }
-    return user && strcmp(user, "root") != 0 && strcmp(user, "0") != 0 && strcmp(user, "0:0") != 0
-               ? user
-               : NULL;
+    if (line.size <= word.size || !str_equal_nocase(str_upto(line, word.size), word) ||
+        (line.data[word.size] != ' ' && line.data[word.size] != '\t'))
+        return false;
+    *rest = str_trim(str_from(line, word.size));
+    return true;
 }
 
-static int take_dockerfile(struct task *task, const char *place, struct err *err)
+/* Of the last stage: who runs in it (NULL: root) and where (NULL: not said). */
+static void read_last_stage(struct task *task, struct str text, const char **user,
+                            const char **workdir)
+{
+    *user = *workdir = NULL;
+    while (text.data) {
+        struct str line = str_trim(str_cut(&text, '\n')), rest;
+        if (begins(line, STR("FROM"), &rest))
+            *user = *workdir = NULL;
+        if (begins(line, STR("USER"), &rest))
+            *user = arena_text(task_arena(task), rest);
+        if (begins(line, STR("WORKDIR"), &rest) && rest.size && str_find_byte(rest, '$') < 0) {
+            if (rest.data[0] == '/')
+                *workdir = arena_text(task_arena(task), rest);
+            else if (*workdir)
+                *workdir = arena_format(task_arena(task), "%s/%.*s", *workdir, STR_ARGS(rest));
+        }
+    }
+    if (*user && (strcmp(*user, "root") == 0 || (*user)[strspn(*user, "0:")] == '\0'))
+        *user = NULL;
+}
+
+static int take_dockerfile(struct task *task, const char *place, bool said_workdir, struct err *err)
 {
     OWN(mem) char *path = mem_format("%s/Dockerfile", place);
     OWN(buf) struct buf text = {0};
     if (file_read(path, DOCKERFILE_MAX, &text, err) < 0)
         return -1;
     task->image.build_dir = place;
-    if (!task->agent_user && !dockerfile_user(task, buf_str(&text)))
+    const char *user, *workdir;
+    read_last_stage(task, buf_str(&text), &user, &workdir);
+    if (!task->agent_user && !user)
         task->root = true;
+    if (!said_workdir && workdir)
+        task->workdir = workdir;
     return 0;
 }
 
 static int find_surroundings(struct task *task, const char *dir, struct err *err)
 {
+    bool said_workdir = strcmp(task->workdir, TASK_WORKDIR) != 0;
     const char *place = subdir(task, dir, "environment");
     bool named = task->root_image || task->image.name;
     if (task->image.name && !task->agent_user)
@@ -102,7 +122,7 @@ static int find_surroundings(struct task *task, const char *dir, struct err *err
     if (has_entry(place, "Dockerfile", S_IFREG)) {
         if (named)
             return 0; /* what a Dockerfile says is in the image already */
-        return take_dockerfile(task, place, err);
+        return take_dockerfile(task, place, said_workdir, err);
     }
     if (!named && has_entry(place, "rootfs", S_IFDIR)) {
         task->root_image = arena_format(task_arena(task), "dir:%s/rootfs", place);
@@ -309,6 +329,6 @@ struct task *task_from_dir(const char *dir, struct err *err)
     }
     struct task *task = task_new();
     task->source = task_keep(task, real);
-    task->host_env = true;
+    task->host_env = task->logs_dir = true;
     return task_finish(task, fill(task, real, err));
 }

@@ -4,6 +4,7 @@
  *     read.c     the keys every form has; JSON and TOML
  *     harbor.c   directories in the Harbor layout, and their steps
  *     source.c   sets of tasks: lines, selections, directories of directories
+ *     image.c    images that are built or fetched
  *     env.c      host variables in environments
  *     reward.c   what a verifier left
  *     work.c     activities inside a sandbox: files and commands
@@ -80,6 +81,7 @@ bool task_is_dir(const char *dir); /* has a task.toml */
 /* --- work.c and verify.c: one small machine */
 enum work_step {
     WORK_PUT_ENVIRONMENT,
+    WORK_MAKE_ARTIFACTS,
     WORK_PUT_FILES,
     WORK_COMMANDS,
     WORK_CLEAR_LOGS,

@@ -97,6 +97,7 @@ struct task {
     const char *const *agent_env;    /* in addition, for the agent only */
     const char *const *verify_env;   /* in addition, for the verifier only */
     const char *const *solution_env; /* in addition, for the oracle only */
+    bool logs_dir;                   /* /logs/artifacts is there for the agent, as in Harbor */
     bool host_env;                   /* ${VAR} is read from the host; else refused */
     const char *const *artifacts;    /* paths to keep, NULL-terminated; NULL: none */
     const char *root_image;          /* as sandbox_spec.root; NULL: not said */
@@ -187,6 +188,21 @@ int task_env_resolve(const struct task *task, const char *const *list, struct ar
 /* Replaces each secret in `text` by [NAME]. */
 void task_secrets_hide(const char *const *secrets, struct buf *text);
 
+/* --- images: made once on this machine, then a root like any other. on_done comes on `loop`,
+ * exactly once, never from inside the call; `root` is for sandbox_spec.root. Closing silences. */
+struct loop;
+struct task_image_job;
+struct task_image_options {
+    const char *home;    /* images/ is below it */
+    const char *builder; /* NULL or "auto": buildah, podman or docker; else a command line of one */
+    const char *flags;   /* for its build command; NULL: none */
+    bool own_store;      /* the backend is that engine: nothing has to be imported */
+};
+struct task_image_job *task_image_make(
+    struct loop *loop, const struct task_image *image, const struct task_image_options *options,
+    void (*on_done)(void *context, const char *root, const struct err *err), void *context);
+void task_image_job_close(struct task_image_job *job); /* NULL is fine */
+
 /* --- preparing: environment and files into the working directory, which is made if missing */
 struct task_work;
 struct task_work *task_prepare(struct task *task, struct sandbox *sandbox,
@@ -215,6 +231,7 @@ struct task_work *task_put_solution(struct task *task, struct sandbox *sandbox,
 struct task_verify_options {
     bool as_root;         /* commands may run as root there */
     bool pristine_system; /* the agent's changes to system directories are not there */
+    bool keep_logs;       /* of /logs only the verifier's part is cleared: nobody else was here */
     bool own_path;        /* the root may have a PATH of its own: an image */
     uint32_t ms_max;
 };

@@ -222,7 +222,8 @@ void verify_step(struct task_work *work)
     switch (work->step) {
     case WORK_CLEAR_LOGS:
         work->step = WORK_CLEAR_TESTS;
-        sandbox_remove(work->sandbox, TASK_LOGS, work_on_file_done, work);
+        sandbox_remove(work->sandbox, work->options.keep_logs ? TASK_LOGS "/verifier" : TASK_LOGS,
+                       work_on_file_done, work);
         return;
     case WORK_CLEAR_TESTS:
         work->step = WORK_MAKE_LOGS;
@@ -264,6 +265,7 @@ void verify_step(struct task_work *work)
         sandbox_stat(work->sandbox, TASK_REWARD_TEXT, on_stat_text, work);
         return;
     case WORK_PUT_ENVIRONMENT:
+    case WORK_MAKE_ARTIFACTS:
     case WORK_PUT_FILES:
     case WORK_COMMANDS:
     case WORK_DONE:

@@ -238,12 +238,16 @@ static void step(struct task_work *work)
     }
     switch (work->step) {
     case WORK_PUT_ENVIRONMENT:
-        work->step = WORK_PUT_FILES;
+        work->step = task->logs_dir ? WORK_MAKE_ARTIFACTS : WORK_PUT_FILES;
         if (task->environment_dir)
             sandbox_put_tree(work->sandbox, task->environment_dir, task->workdir, work->user,
                              work_on_file_done, work);
         else
             work_put_empty(work, task->workdir, work->user);
+        return;
+    case WORK_MAKE_ARTIFACTS:
+        work->step = WORK_PUT_FILES;
+        work_put_empty(work, TASK_ARTIFACTS, work->user);
         return;
     case WORK_PUT_FILES:
         if (work->at == task->file_count || work->kind == WORK_SOLUTION) {

@@ -216,9 +216,12 @@ TEST(an_image_is_named_or_built_and_its_task_is_roots)
     EXPECT(built && built->root);
     EXPECT_INT(built->image.build_ms_max, 30000);
 
-    write_at("environment/Dockerfile", "FROM a AS x\nUSER root\nFROM b\nuser someone\n");
+    write_at(
+        "environment/Dockerfile",
+        "FROM a AS x\nUSER root\nWORKDIR /old\nFROM b\nuser someone\nWORKDIR /srv\nworkdir  sub\n");
     OWN(task) struct task *user = load_one(dir, &err);
     EXPECT(user && !user->root);
+    EXPECT_TEXT(user->workdir, "/srv/sub");
     write_at("environment/Dockerfile", "FROM a\nUSER someone\nFROM b\n");
     OWN(task) struct task *stages = load_one(dir, &err);
     EXPECT(stages && stages->root);

@@ -1,0 +1,2 @@
+#!/bin/bash
+cat receipts.txt >> ledger

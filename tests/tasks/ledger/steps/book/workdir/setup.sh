@@ -1,0 +1,3 @@
+# Runs before the agent of this step.
+printf '30\n7\n' > receipts.txt
+echo 5 >> receipts.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+. /tests/helper.sh
+if [ -f ledger ] && [ ! -s ledger ]; then reward 1; else reward 0; fi
