@@ -312,9 +312,13 @@ static int read_separator(struct parser *parser, bool *done)
     }
 }
 
-static int read_document(struct parser *parser)
+/* `after_value`: the parser stands behind a value of the innermost open container. */
+static int read_document(struct parser *parser, bool after_value)
 {
-    for (bool done = false; !done;) {
+    bool done = false;
+    if (after_value && read_separator(parser, &done) < 0)
+        return -1;
+    while (!done) {
         bool opened;
         if (read_value(parser, &opened) < 0)
             return -1;
@@ -332,8 +336,92 @@ static int read_document(struct parser *parser)
     return 0;
 }
 
-int json_read(struct json_doc *doc, struct str source, const struct json_limits *limits,
-              struct err *err)
+/* ---------------------------------------------------------------- a text that grew */
+
+/* Where reading can go on: behind the last value of an open container that ends inside what is
+ * shared. A value whose last byte is the last shared one may go on in the new text (12 and 123), so
+ * one byte more must be shared. */
+struct cut {
+    uint32_t open;  /* the container */
+    uint32_t nodes; /* of the tape that stay */
+    size_t at;
+};
+
+static bool ends_inside(const struct json_node *node, size_t shared)
+{
+    return (size_t)node->start + node->size < shared;
+}
+
+/* Looks at the members of one container: how many are whole, and *inner, the one in which the
+ * shared bytes end, if it is a container. False: not even one value is whole. */
+static bool find_cut_in(const struct json_doc *before, uint32_t container, size_t shared,
+                        struct cut *cut, uint32_t *inner, uint32_t *whole)
+{
+    const struct json_node *nodes = before->nodes;
+    bool object = node_type(&nodes[container]) == JSON_OBJECT;
+    uint32_t at = container + 1, left = node_count(&nodes[container]), values = 0;
+    *inner = NO_PARENT;
+    while (left--) {
+        uint32_t value = at + object;
+        if (!ends_inside(&nodes[value], shared)) {
+            bool opened = nodes[value].start < shared && node_type(&nodes[value]) >= JSON_ARRAY;
+            *inner = opened ? value : NO_PARENT;
+            break;
+        }
+        values++;
+        at = nodes[value].next;
+        *cut = (struct cut){container, at, (size_t)nodes[value].start + nodes[value].size};
+    }
+    *whole = values;
+    return values > 0;
+}
+
+/* Puts the parser where the tape of `before` can be taken as it is; false: nowhere. */
+static bool go_on(struct parser *parser, const struct json_doc *before, size_t shared)
+{
+    struct json_doc *doc = parser->doc;
+    struct cut cut = {.open = NO_PARENT};
+    uint32_t path[DEPTH_MAX], whole[DEPTH_MAX], depth = 0;
+    uint32_t container =
+        before->count && node_type(before->nodes) >= JSON_ARRAY && before->nodes[0].start < shared
+            ? 0
+            : NO_PARENT;
+    uint32_t cut_depth = 0;
+    while (container != NO_PARENT && depth < DEPTH_MAX && depth < parser->depth_max) {
+        uint32_t inner;
+        path[depth] = container;
+        bool any = find_cut_in(before, container, shared, &cut, &inner, &whole[depth]);
+        depth++;
+        if (any)
+            cut_depth = depth;
+        container = inner;
+    }
+    if (cut.open == NO_PARENT || cut.nodes >= parser->nodes_max || before == doc)
+        return false;
+    if (doc->capacity < cut.nodes + 64) {
+        doc->capacity = cut.nodes + 64 + cut.nodes / 8;
+        if (doc->capacity > parser->nodes_max)
+            doc->capacity = parser->nodes_max;
+        free(doc->nodes);
+        doc->nodes = mem_alloc(doc->capacity * sizeof *doc->nodes);
+    }
+    memcpy(doc->nodes, before->nodes, cut.nodes * sizeof *doc->nodes);
+    doc->count = cut.nodes;
+    for (uint32_t i = 0; i < cut_depth; i++) {
+        struct json_node *open = &doc->nodes[path[i]];
+        /* Values that are whole; the last one of the innermost is counted by read_separator(). */
+        uint32_t count = whole[i] - (i + 1 == cut_depth);
+        open->info = (open->info & 7u) | count << JSON_COUNT_SHIFT;
+        open->next = i ? path[i - 1] : NO_PARENT;
+    }
+    parser->open = cut.open;
+    parser->depth = cut_depth;
+    parser->at = parser->start + cut.at;
+    return true;
+}
+
+int json_read_on(struct json_doc *doc, struct str source, const struct json_doc *before,
+                 size_t shared, const struct json_limits *limits, struct err *err)
 {
     doc->source = source;
     doc->count = 0;
@@ -352,11 +440,26 @@ int json_read(struct json_doc *doc, struct str source, const struct json_limits 
         .open = NO_PARENT,
         .err = err,
     };
-    if (read_document(&parser) < 0) {
+    bool known = before && shared <= source.size && go_on(&parser, before, shared);
+    if (read_document(&parser, known) < 0) {
         doc->count = 0;
         return -1;
     }
     return 0;
+}
+
+int json_read(struct json_doc *doc, struct str source, const struct json_limits *limits,
+              struct err *err)
+{
+    return json_read_on(doc, source, NULL, 0, limits, err);
+}
+
+void json_doc_trim(struct json_doc *doc)
+{
+    if (doc->count && doc->capacity > doc->count + doc->count / 8) {
+        doc->nodes = mem_grow(doc->nodes, doc->count * sizeof *doc->nodes);
+        doc->capacity = doc->count;
+    }
 }
 
 void json_doc_deinit(struct json_doc *doc)

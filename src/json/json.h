@@ -51,6 +51,13 @@ struct json_limits {
  * reused). `limits` may be NULL. */
 int json_read(struct json_doc *doc, struct str source, const struct json_limits *limits,
               struct err *err);
+/* The same, faster, for a text whose first `shared` bytes are those of the text that `before` is
+ * the tape of: only what follows them is read. The result is the same, byte for byte and error for
+ * error; both must be read with the same limits. `before` may be NULL. */
+int json_read_on(struct json_doc *doc, struct str source, const struct json_doc *before,
+                 size_t shared, const struct json_limits *limits, struct err *err);
+/* Gives back what the tape does not need, for one that is kept. */
+void json_doc_trim(struct json_doc *doc);
 void json_doc_deinit(struct json_doc *doc);
 static inline void own_json_doc(struct json_doc *doc)
 {
