@@ -5,8 +5,8 @@
 #include "dialect/descriptor.h"
 
 /* chat_request.c */
-int chat_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                      struct err *err);
+int chat_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                      struct trace_request *out, struct err *err);
 void chat_rewrite_request(struct json body, const struct dialect_override *override,
                           struct buf *out);
 

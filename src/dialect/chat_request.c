@@ -171,17 +171,22 @@ static int read_messages(struct read_context *context, struct json body, struct 
         return err_set(context->err, ERR_INPUT,
                        "messages must be an array with at least one message");
     struct trace_message *list = read_room(context, messages, sizeof *list);
-    if (!list)
+    if (!list || read_skim_begin(context, messages, 0) < 0)
         return -1;
-    size_t at = 0;
+    size_t at = 0, unread;
     JSON_EACH (item, messages) {
         char where[40];
+        if (read_skim_known(context, at, &unread)) {
+            at++;
+            continue;
+        }
         snprintf(where, sizeof where, "messages[%zu]", at);
         context->where = where;
         int result = read_message(context, item.value, &list[at++]);
         context->where = NULL;
         if (result < 0)
             return -1;
+        read_skim_end(context, at - 1, at, false);
     }
     out->messages = list;
     out->message_count = at;
@@ -249,10 +254,10 @@ static int read_sampling(struct read_context *context, struct json body, struct 
     return read_texts(context, body, "stop", &out->stop, &out->stop_count);
 }
 
-int chat_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                      struct err *err)
+int chat_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                      struct trace_request *out, struct err *err)
 {
-    struct read_context context = {.arena = arena, .err = err};
+    struct read_context context = {.arena = arena, .err = err, .skim = skim};
     if (json_type(body) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "the body must be a JSON object");
     if (read_text(&context, body, "model", true, &out->model) < 0)

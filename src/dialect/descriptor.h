@@ -20,8 +20,8 @@ struct dialect {
     const char *count_key; /* of the answer to a count; NULL: "input_tokens" */
     bool model_in_path;    /* and whether to stream, too */
 
-    int (*read_request)(struct json body, struct arena *arena, struct trace_request *out,
-                        struct err *err);
+    int (*read_request)(struct json body, struct dialect_skim *skim, struct arena *arena,
+                        struct trace_request *out, struct err *err);
     /* A body of this dialect from the canonical form; NULL: no upstream is spoken to in it unless
      * the agent speaks it, too. */
     void (*write_request)(const struct trace_request *request,

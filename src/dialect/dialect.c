@@ -132,12 +132,27 @@ void dialect_write_count(const struct dialect *dialect, size_t tokens, struct bu
 int dialect_read_request(const struct dialect_route *route, struct json body, struct arena *arena,
                          struct trace_request *out, struct err *err)
 {
+    return dialect_skim_request(route, body, &(struct dialect_skim){0}, arena, out, err);
+}
+
+/* The longest front that ends between two messages. */
+size_t dialect_skim_known(const uint32_t *ends, size_t count)
+{
+    while (count && ends[count - 1] == DIALECT_SKIM_OPEN)
+        count--;
+    return count > 1 && ends[0] != DIALECT_SKIM_OPEN ? count : 0;
+}
+
+int dialect_skim_request(const struct dialect_route *route, struct json body,
+                         struct dialect_skim *skim, struct arena *arena, struct trace_request *out,
+                         struct err *err)
+{
     *out = (struct trace_request){0};
     if (route->dialect->model_in_path) {
         out->model = decode_model(route->model, arena);
         out->stream = route->stream;
     }
-    return route->dialect->read_request(body, arena, out, err);
+    return route->dialect->read_request(body, skim, arena, out, err);
 }
 
 void dialect_rewrite_request(const struct dialect *dialect, struct json body,

@@ -38,10 +38,10 @@ static int read_prompt(struct read_context *context, struct json body, struct tr
     return 0;
 }
 
-static int completions_read_request(struct json body, struct arena *arena,
-                                    struct trace_request *out, struct err *err)
+static int completions_read_request(struct json body, struct dialect_skim *skim,
+                                    struct arena *arena, struct trace_request *out, struct err *err)
 {
-    struct read_context context = {.arena = arena, .err = err};
+    struct read_context context = {.arena = arena, .err = err, .skim = skim};
     struct trace_sampling *sampling = &out->sampling;
     if (json_type(body) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "the body must be a JSON object");

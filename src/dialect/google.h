@@ -5,8 +5,8 @@
 #include "dialect/descriptor.h"
 
 /* google_request.c */
-int google_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                        struct err *err);
+int google_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                        struct trace_request *out, struct err *err);
 void google_rewrite_request(struct json body, const struct dialect_override *override,
                             struct buf *out);
 

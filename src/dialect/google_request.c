@@ -219,10 +219,10 @@ static int read_tools(struct read_context *context, struct json body, struct tra
     return 0;
 }
 
-int google_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                        struct err *err)
+int google_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                        struct trace_request *out, struct err *err)
 {
-    struct read_context context = {.arena = arena, .err = err};
+    struct read_context context = {.arena = arena, .err = err, .skim = skim};
     struct trace_sampling *sampling = &out->sampling;
     struct json settings = get_either(body, "generationConfig", "generation_config");
     if (json_type(body) != JSON_OBJECT)

@@ -227,9 +227,15 @@ static int read_turns(struct read_context *context, struct json body, struct tra
             return -1;
         out->message_count = 1;
     }
+    if (read_skim_begin(context, turns, out->message_count) < 0)
+        return -1;
     size_t at = 0;
     JSON_EACH (item, turns) {
         char where[40];
+        if (read_skim_known(context, at, &out->message_count)) {
+            at++;
+            continue;
+        }
         snprintf(where, sizeof where, "messages[%zu]", at++);
         context->where = where;
         int count = read_turn(context, item.value, &list[out->message_count]);
@@ -237,6 +243,7 @@ static int read_turns(struct read_context *context, struct json body, struct tra
         if (count < 0)
             return -1;
         out->message_count += (size_t)count;
+        read_skim_end(context, at - 1, out->message_count, false);
     }
     return 0;
 }
@@ -296,10 +303,10 @@ static int read_choice(struct read_context *context, struct json body, struct tr
     return out->tool_choice.data ? 0 : read_out_of_room(context);
 }
 
-int messages_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                          struct err *err)
+int messages_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                          struct trace_request *out, struct err *err)
 {
-    struct read_context context = {.arena = arena, .err = err};
+    struct read_context context = {.arena = arena, .err = err, .skim = skim};
     struct trace_sampling *sampling = &out->sampling;
     if (json_type(body) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "the body must be a JSON object");

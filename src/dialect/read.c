@@ -2,6 +2,7 @@
 #include "dialect/read.h"
 
 #include "base/err.h"
+#include "dialect/dialect.h"
 
 bool read_is_there(struct json value)
 {
@@ -29,6 +30,40 @@ int read_text(struct read_context *context, struct json object, const char *key,
         return read_fail_type(context, key, "a string");
     *out = json_str(value, context->arena);
     return out->data ? 0 : read_out_of_room(context);
+}
+
+int read_skim_begin(struct read_context *context, struct json array, size_t front)
+{
+    struct dialect_skim *skim = context->skim;
+    skim->array = json_raw(array);
+    skim->front = front;
+    skim->count = json_size(array);
+    skim->ends = read_room(context, array, sizeof *skim->ends);
+    if (!skim->ends)
+        return -1;
+    if (skim->known > skim->count || skim->known < 2 || skim->known_array != skim->array.data)
+        skim->known = 0;
+    if (!skim->known)
+        return 0;
+    memcpy(skim->ends, skim->known_ends, skim->known * sizeof *skim->ends);
+    skim->blank = front + skim->ends[0];
+    skim->blank_end = front + skim->ends[skim->known - 1];
+    return 0;
+}
+
+bool read_skim_known(struct read_context *context, size_t at, size_t *count)
+{
+    const struct dialect_skim *skim = context->skim;
+    if (at == 0 || at >= skim->known)
+        return false;
+    *count = skim->blank_end;
+    return true;
+}
+
+void read_skim_end(struct read_context *context, size_t at, size_t count, bool open)
+{
+    struct dialect_skim *skim = context->skim;
+    skim->ends[at] = open ? DIALECT_SKIM_OPEN : (uint32_t)(count - skim->front);
 }
 
 void *read_room(struct read_context *context, struct json array, size_t size)

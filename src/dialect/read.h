@@ -11,17 +11,26 @@
 #include "base/arena.h"
 #include "json/json.h"
 
+struct dialect_skim;
 struct err;
 
 struct read_context {
     struct arena *arena;
     struct err *err;
     const char *where; /* "messages[3]"; NULL: the body itself */
+    struct dialect_skim *skim;
 };
 
 bool read_is_there(struct json value); /* present and not null */
 int read_out_of_room(struct read_context *context);
 int read_fail_type(struct read_context *context, const char *key, const char *wanted);
+/* The conversation: an array whose elements are read one after another. `front`: the messages that
+ * come before it. */
+int read_skim_begin(struct read_context *context, struct json array, size_t front);
+/* Whether element `at` is known; *count becomes the number of messages up to its end. */
+bool read_skim_known(struct read_context *context, size_t at, size_t *count);
+/* Element `at` was read; now there are `count` messages. `open`: the next may add to the last. */
+void read_skim_end(struct read_context *context, size_t at, size_t count, bool open);
 int read_text(struct read_context *context, struct json object, const char *key, bool needed,
               struct str *out);
 /* Room for one element of `size` bytes per element of an array. */

@@ -5,8 +5,8 @@
 #include "dialect/descriptor.h"
 
 /* responses_request.c */
-int responses_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                           struct err *err);
+int responses_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                           struct trace_request *out, struct err *err);
 void responses_rewrite_request(struct json body, const struct dialect_override *override,
                                struct buf *out);
 

@@ -193,8 +193,15 @@ static int read_items(struct read_context *context, struct json input, struct tr
 {
     bool in_run = false;
     size_t at = 0;
+    if (read_skim_begin(context, input, *count) < 0)
+        return -1;
     JSON_EACH (item, input) {
         char where[40];
+        if (read_skim_known(context, at, count)) {
+            in_run = false;
+            at++;
+            continue;
+        }
         snprintf(where, sizeof where, "input[%zu]", at++);
         context->where = where;
         if (json_type(item.value) != JSON_OBJECT)
@@ -209,6 +216,7 @@ static int read_items(struct read_context *context, struct json input, struct tr
                         : read_other_item(context, item.value, type, message)) < 0)
             return -1;
         context->where = NULL;
+        read_skim_end(context, at - 1, *count, in_run);
     }
     return 0;
 }
@@ -314,10 +322,10 @@ static int read_choice(struct read_context *context, struct json body, struct tr
     return 0;
 }
 
-int responses_read_request(struct json body, struct arena *arena, struct trace_request *out,
-                           struct err *err)
+int responses_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
+                           struct trace_request *out, struct err *err)
 {
-    struct read_context context = {.arena = arena, .err = err};
+    struct read_context context = {.arena = arena, .err = err, .skim = skim};
     struct trace_sampling *sampling = &out->sampling;
     if (json_type(body) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "the body must be a JSON object");

@@ -17,9 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/id.h"
@@ -746,8 +743,7 @@ static void write_intent(struct call *call)
         return;
     }
     char hash[17];
-    snprintf(hash, sizeof hash, "%016llx",
-             (unsigned long long)XXH3_64bits(call->body->bytes.data, call->body->bytes.size));
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)call->body->digest[1]);
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
     json_begin_object(&out);
@@ -783,29 +779,28 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
 {
     struct gateway *gateway = session->gateway;
     struct call *call = mem_zero(sizeof *call);
-    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
-    struct err err = {0};
+    struct err err = {0}, api_err = {0};
     struct retry_key key;
-    if (retry_answer(session, exchange, dialect, body, &key)) {
+    call->session = session;
+    call->body = body_take(exchange, body);
+    skim_digest(call);
+    if (retry_answer(session, exchange, dialect, call->body, &key)) {
+        body_unref(call->body);
         free(call);
         return;
     }
     struct dialect_route route =
         dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
-    call->session = session;
     call->dialect = dialect;
     call->arena.bytes_max = call->request_arena.bytes_max = ARENA_BYTES_MAX;
     list_init(&call->others);
-    call->body = body_new(body);
     list_append(&session->calls, &call->node);
-    int read = json_read(&call->doc, buf_str(&call->body->bytes), &limits, &err);
-    if (read < 0)
-        err.kind = ERR_INPUT; /* too deep is as wrong as malformed */
-    else
-        read = dialect_read_request(&route, json_root(&call->doc), &call->request_arena,
-                                    &call->request, &err);
-    if (read == 0)
-        read = call_choose_api(call, &err);
+    int spoken = call_choose_api(call, &api_err);
+    int read = skim_read(call, &route, &err);
+    if (read == 0 && spoken < 0) {
+        read = -1;
+        err = api_err;
+    }
     if (read < 0) {
         session_refused(session, REFUSED_INPUT);
         answer_error(exchange, dialect, err.kind == ERR_LIMIT ? 413 : 400, NULL, str_of(err.text),
@@ -834,14 +829,14 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->record.mode = gateway_mode_name(session->mode);
     call->record.state = TRACE_CALL_OPEN;
     call->record.accepted_ms = clock_wall_ms();
-    call->record.request_bytes = body.size;
+    call->record.request_bytes = call->body->bytes.size;
     call->record.request = &call->request;
     call->record.deliveries = 1;
     call->header_count = upstream_headers(exchange, &call->arena, &call->headers);
     call_rewrite(call);
     if (session->mode == GATEWAY_GATE)
-        hold_view_read(&call->view, dialect, json_root(&call->doc), &call->arena);
-    json_doc_deinit(&call->doc);
+        hold_view_read(&call->view, dialect, json_root(&call->doc), lineage_plain(call),
+                       &call->arena);
     retry_remember(call, &key);
     call_listen(call);
     if (session->on_call)

@@ -13,32 +13,6 @@
 #define NODES_MAX (4u << 20)
 #define ARENA_BYTES_MAX ((size_t)512 << 20)
 
-struct body *body_new(struct str bytes)
-{
-    struct body *body = mem_zero(sizeof *body);
-    atomic_init(&body->references, 1);
-    /* Exactly as large as it is: thousands of them may wait. */
-    size_t size = bytes.size ? bytes.size : 1;
-    body->bytes.start = body->bytes.data = mem_alloc(size);
-    body->bytes.capacity = size;
-    buf_str_append(&body->bytes, bytes);
-    return body;
-}
-
-struct body *body_ref(struct body *body)
-{
-    atomic_fetch_add(&body->references, 1);
-    return body;
-}
-
-void body_unref(struct body *body)
-{
-    if (!body || atomic_fetch_sub(&body->references, 1) != 1)
-        return;
-    buf_deinit(&body->bytes);
-    free(body);
-}
-
 struct object {
     struct body *body;
     const struct dialect *dialect;
@@ -136,15 +110,16 @@ static void write_chat(struct json chat, struct json_writer *out)
 /* What the lane knows anyway, having read the body: where the trainer's members are in it. Only for
  * chat completions, and only when they can be handed on as they are. */
 void hold_view_read(struct hold_view *view, const struct dialect *dialect, struct json body,
-                    struct arena *arena)
+                    size_t plain, struct arena *arena)
 {
     *view = (struct hold_view){0};
     struct json messages = json_get(body, "messages"), tools = json_get(body, "tools");
     struct json prompt = json_get(body, "prompt_token_ids");
     if (dialect != &dialect_chat || json_type(messages) != JSON_ARRAY)
         return;
+    size_t at = 0;
     JSON_EACH (item, messages)
-        if (json_is(json_get(item.value, "role"), "developer"))
+        if (at++ >= plain && json_is(json_get(item.value, "role"), "developer"))
             return;
     OWN(buf) struct buf sampling = {0};
     struct json_writer out = {.out = &sampling};

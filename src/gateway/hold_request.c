@@ -9,8 +9,6 @@
 
 #define QUIET_MS 1000
 #define CROWD 64 /* more calls than this on a lane: memory matters more than reading once more */
-#define DEPTH_MAX 64
-#define NODES_MAX (4u << 20)
 
 static void on_quiet(struct loop_timer *timer)
 {
@@ -26,6 +24,7 @@ static void on_quiet(struct loop_timer *timer)
     request->tool_choice = STR_NONE;
     request->sampling = (struct trace_sampling){0};
     arena_deinit(&call->request_arena);
+    skim_forget(call);
     call->request_away = true;
 }
 
@@ -42,14 +41,10 @@ void request_recall(struct call *call)
     if (!call->request_away)
         return;
     call->request_away = false;
-    OWN(json_doc) struct json_doc doc = {0};
-    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
     struct dialect_route route = {DIALECT_ROUTE_CALL, call->dialect, call->request.model,
                                   call->request.stream};
     struct err err = {0};
-    if (json_read(&doc, buf_str(&call->body->bytes), &limits, &err) < 0 ||
-        dialect_read_request(&route, json_root(&doc), &call->request_arena, &call->request, &err) <
-            0)
+    if (skim_read(call, &route, &err) < 0)
         LOG_ERROR("gateway", call->record.id, "a body that was read cannot be read again: %s",
                   err.text);
 }

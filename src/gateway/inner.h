@@ -4,7 +4,7 @@
  *     session.c   one rollout's side: routes, limits, report
  *     call.c      one call: intent, attempts, relay, entry, end; call_request.c is what goes out,
  *                 call_answer.c what comes back
- *     lineage.c   what a call shares with an earlier one
+ *     lineage.c   what a call shares with an earlier one; skim.c leaves that unread
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
  *     restore.c   a session that goes on where a dead server left it
@@ -113,8 +113,14 @@ struct model {
 struct body {
     atomic_uint references;
     struct buf bytes;
+    /* The lane's: a hash of all bytes, and how far it had come after each step: skim.c. */
+    uint64_t digest[2];
+    char *trail;
+    size_t trail_count;
 };
 struct body *body_new(struct str bytes);
+/* The body of the request that was just read, without copying it where that is possible. */
+struct body *body_take(struct http_exchange *exchange, struct str bytes);
 struct body *body_ref(struct body *body);
 void body_unref(struct body *body); /* NULL is fine */
 
@@ -124,8 +130,9 @@ struct hold_view {
     struct str sampling;                /* an object */
     bool known;
 };
+/* The first `plain` messages are known to be of no other role than a trainer knows. */
 void hold_view_read(struct hold_view *view, const struct dialect *dialect, struct json body,
-                    struct arena *arena);
+                    size_t plain, struct arena *arena);
 
 /* How a call is held. */
 struct upstream_hold {
@@ -209,6 +216,14 @@ void hold_close(struct hold *hold);
  * before anybody looks at it. */
 void request_quiet(struct call *call);
 void request_recall(struct call *call); /* does nothing when it is there */
+
+/* ---------------------------------------------------------------- skim.c */
+void skim_digest(struct call *call);
+/* Reads call->body into call->doc and call->request, as far as it has to be read. */
+int skim_read(struct call *call, const struct dialect_route *route, struct err *err);
+/* All messages of call->request, also those that were known. */
+void request_whole(struct call *call);
+void skim_forget(struct call *call);
 
 /* What the gate keeps of a call; written and freed on its loop. */
 void *hold_object_new(struct body *body, const struct dialect *dialect,
@@ -319,6 +334,12 @@ struct ancestor {
     uint64_t tools;
     struct buf ids; /* of its prompt and its completion */
     uint32_t request_depth, prompt_depth;
+    /* For whoever grows out of it: skim.c. */
+    const struct dialect *dialect;
+    struct json_doc doc; /* its tape; empty: it was too large to be kept */
+    uint32_t *ends;      /* struct dialect_skim; NULL: not known */
+    size_t end_count, front, array_at;
+    bool plain; /* struct hold_view was known */
 };
 struct lineage {
     struct ancestor ancestors[LINEAGE_MAX];
@@ -441,7 +462,8 @@ struct call {
     enum call_state state;
     struct arena arena;
     struct body *body;
-    struct json_doc doc; /* until the call is admitted */
+    struct json_doc doc;      /* its tape */
+    struct dialect_skim skim; /* of its messages, those from..to may be blank: request_whole() */
     struct arena request_arena;
     struct hold_view view; /* in mode gate */
     struct loop_timer quiet;
@@ -475,6 +497,8 @@ struct call {
     uint64_t parent_clock;
     size_t parent_bytes; /* that the bodies share at the front */
     uint64_t *hashes;    /* of the messages; NULL: not known yet */
+    bool hashed;         /* all of them; else those that are blank */
+    bool plain;          /* struct hold_view of the call it was skimmed from was known */
     uint32_t request_depth, prompt_depth;
     struct retry_key key;
     struct retry *memory;   /* NULL: it is not remembered */
@@ -544,6 +568,12 @@ void answer_error(struct http_exchange *exchange, const struct dialect *dialect,
 /* ---------------------------------------------------------------- lineage.c */
 struct store_record;
 void lineage_deinit(struct lineage *lineage);
+/* The remembered call whose body has the most in common with this one from the front; NULL: none
+ * has a single byte. */
+const struct ancestor *lineage_parent(struct call *call, size_t *shared);
+/* How many messages of the call, from the front, its parent had and a trainer may see as they are.
+ */
+size_t lineage_plain(const struct call *call);
 /* Adds the request, and what it and the prompt may be a difference to. */
 void lineage_entry(struct call *call, struct store_record *entry);
 /* The call's line of calls.jsonl, without what its parent's line has. */
@@ -556,7 +586,7 @@ void retries_init(struct retries *retries, struct gateway *gateway);
 void retries_deinit(struct retries *retries);
 /* True: the request was no new call and is taken care of. False: `key` is for retry_remember(). */
 bool retry_answer(struct gateway_session *session, struct http_exchange *exchange,
-                  const struct dialect *dialect, struct str body, struct retry_key *key);
+                  const struct dialect *dialect, const struct body *body, struct retry_key *key);
 /* The call was admitted. */
 void retry_remember(struct call *call, const struct retry_key *key);
 /* A call that a dead server answered; whether its agent got the answer is not known. */

@@ -80,6 +80,8 @@ static void forget(struct ancestor *ancestor)
 {
     body_unref(ancestor->body);
     free(ancestor->hashes);
+    free(ancestor->ends);
+    json_doc_deinit(&ancestor->doc);
     buf_deinit(&ancestor->ids);
     *ancestor = (struct ancestor){0};
 }
@@ -92,6 +94,36 @@ void lineage_deinit(struct lineage *lineage)
 
 /* ---------------------------------------------------------------- finding the parent */
 
+/* The youngest that is older than `age`. */
+static const struct ancestor *next_oldest(const struct lineage *lineage, uint64_t age)
+{
+    const struct ancestor *found = NULL;
+    for (size_t i = 0; i < COUNT(lineage->ancestors); i++) {
+        const struct ancestor *ancestor = &lineage->ancestors[i];
+        if (ancestor->body && ancestor->age < age && (!found || ancestor->age > found->age))
+            found = ancestor;
+    }
+    return found;
+}
+
+/* Newest first: usually it is the one, and shares all but its tail. */
+static const struct ancestor *find(const struct lineage *lineage, struct str body, size_t *shared)
+{
+    const struct ancestor *best = NULL;
+    *shared = 0;
+    for (const struct ancestor *at = next_oldest(lineage, UINT64_MAX); at;
+         at = next_oldest(lineage, at->age)) {
+        size_t same = shared_bytes(buf_str(&at->body->bytes), body);
+        if (same > *shared) {
+            *shared = same;
+            best = at;
+        }
+        if (same >= at->body->bytes.size / 8 * 7)
+            break;
+    }
+    return best;
+}
+
 /* Until a call is committed others may become parents; then the look is repeated. */
 static void find_parent(struct call *call)
 {
@@ -100,31 +132,35 @@ static void find_parent(struct call *call)
         return;
     call->parent_known = true;
     call->parent_clock = lineage->clock;
-    struct str body = buf_str(&call->body->bytes);
-    size_t best = 0;
-    call->parent = -1;
-    for (int i = 0; i < LINEAGE_MAX; i++) {
-        const struct ancestor *ancestor = &lineage->ancestors[i];
-        if (!ancestor->body)
-            continue;
-        size_t shared = shared_bytes(buf_str(&ancestor->body->bytes), body);
-        if (shared <= best)
-            continue;
-        best = shared;
-        call->parent = i;
-    }
-    call->parent_bytes = best;
+    const struct ancestor *parent = find(lineage, buf_str(&call->body->bytes), &call->parent_bytes);
+    call->parent = parent ? (int)(parent - lineage->ancestors) : -1;
+}
+
+const struct ancestor *lineage_parent(struct call *call, size_t *shared)
+{
+    find_parent(call);
+    *shared = call->parent_bytes;
+    return call->parent < 0 ? NULL : &call->session->lineage.ancestors[call->parent];
+}
+
+size_t lineage_plain(const struct call *call)
+{
+    /* What is blank was taken from a parent, which shares these bytes with the newest, too. */
+    return call->skim.blank != call->skim.blank_end && call->plain ? call->skim.known : 0;
 }
 
 /* Each message is hashed once, however often it is compared. */
 static void hash_messages(struct call *call)
 {
     const struct trace_request *request = &call->request;
-    if (call->hashes)
+    if (call->hashed)
         return;
-    call->hashes = mem_alloc(request->message_count * sizeof *call->hashes + 1);
+    if (!call->hashes)
+        call->hashes = mem_alloc(request->message_count * sizeof *call->hashes + 1);
     for (size_t i = 0; i < request->message_count; i++)
-        call->hashes[i] = message_hash(&request->messages[i]);
+        if (i < call->skim.blank || i >= call->skim.blank_end)
+            call->hashes[i] = message_hash(&request->messages[i]);
+    call->hashed = true;
 }
 
 void lineage_entry(struct call *call, struct store_record *entry)
@@ -170,9 +206,15 @@ void lineage_line(struct call *call, struct buf *out)
     struct trace_request request = call->request;
     struct trace_answer answer;
     find_parent(call);
+    if (call->parent < 0)
+        request_whole(call);
     if (call->parent >= 0) {
         const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
         size_t shared = shared_messages(parent, call);
+        if (shared < call->skim.blank_end) {
+            request_whole(call);
+            request = call->request;
+        }
         record.parent = parent->call_id;
         record.shared_messages = (uint32_t)shared;
         request.messages += shared;
@@ -217,6 +259,26 @@ static struct ancestor *place_for(struct call *call)
     return oldest;
 }
 
+/* A tape of many small values may be larger than the body it is of. */
+static void keep_skim(struct call *call, struct ancestor *place)
+{
+    struct dialect_skim *skim = &call->skim;
+    place->dialect = call->dialect;
+    place->plain = call->view.known;
+    if (call->doc.count * JSON_NODE_BYTES <= place->body->bytes.size) {
+        json_doc_trim(&call->doc);
+        place->doc = call->doc;
+        call->doc = (struct json_doc){0};
+    }
+    if (!skim->array.data || !skim->count)
+        return;
+    place->ends = mem_alloc(skim->count * sizeof *place->ends);
+    memcpy(place->ends, skim->ends, skim->count * sizeof *place->ends);
+    place->end_count = skim->count;
+    place->front = skim->front;
+    place->array_at = (size_t)(skim->array.data - place->body->bytes.data);
+}
+
 void lineage_add(struct call *call)
 {
     const struct trace_request *request = &call->request;
@@ -234,6 +296,7 @@ void lineage_add(struct call *call)
     place->message_count = request->message_count;
     hash_messages(call);
     place->hashes = TAKE(call->hashes);
+    keep_skim(call, place);
     if (!answer || !answer->prompt_id_count)
         return;
     buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);

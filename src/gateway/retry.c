@@ -381,8 +381,8 @@ static bool is_marked(struct http_exchange *exchange)
     return str_to_long(text, &count) && count > 0;
 }
 
-static void digest(struct http_exchange *exchange, const struct dialect *dialect, struct str body,
-                   struct retry_key *key)
+static void digest(struct http_exchange *exchange, const struct dialect *dialect,
+                   const struct body *body, struct retry_key *key)
 {
     const char *name = dialect_name(dialect);
     struct str target = http_exchange_target(exchange);
@@ -391,7 +391,7 @@ static void digest(struct http_exchange *exchange, const struct dialect *dialect
     XXH3_128bits_update(&state, name, strlen(name) + 1);
     XXH3_128bits_update(&state, target.data, target.size);
     XXH3_128bits_update(&state, "", 1);
-    XXH3_128bits_update(&state, body.data, body.size);
+    XXH3_128bits_update(&state, body->digest, sizeof body->digest);
     XXH128_hash_t hash = XXH3_128bits_digest(&state);
     *key = (struct retry_key){hash.high64, hash.low64};
 }
@@ -451,7 +451,7 @@ static void join(struct call *call, struct http_exchange *exchange)
 }
 
 bool retry_answer(struct gateway_session *session, struct http_exchange *exchange,
-                  const struct dialect *dialect, struct str body, struct retry_key *key)
+                  const struct dialect *dialect, const struct body *body, struct retry_key *key)
 {
     digest(exchange, dialect, body, key);
     make_room(session);

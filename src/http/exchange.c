@@ -153,6 +153,15 @@ struct loop *http_exchange_loop(const struct http_exchange *exchange)
 
 /* --- the body --- */
 
+bool http_exchange_take_body(struct http_exchange *exchange, struct buf *out)
+{
+    if (!exchange->collected.size)
+        return false;
+    *out = exchange->collected;
+    exchange->collected = (struct buf){0};
+    return true;
+}
+
 uint64_t http_exchange_body_due(const struct http_exchange *exchange)
 {
     const struct http_conn *conn = exchange->conn;

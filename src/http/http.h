@@ -76,6 +76,8 @@ void http_exchange_collect(struct http_exchange *exchange, size_t bytes_max,
                            void (*on_body)(void *context, struct http_exchange *, struct str body,
                                            const struct err *err),
                            void *context);
+/* Inside on_body: the body's own memory, when it has one. False: it has to be copied. */
+bool http_exchange_take_body(struct http_exchange *exchange, struct buf *out);
 /* The body, as it comes; `end` true once, last. pause/resume stop the sender. */
 void http_exchange_stream(struct http_exchange *exchange,
                           void (*on_data)(void *context, struct http_exchange *, struct str data,

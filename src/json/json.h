@@ -29,6 +29,7 @@ enum json_type {
 };
 
 struct json_node;
+#define JSON_NODE_BYTES 16u /* of the tape, for each value and each key */
 
 struct json_doc {
     struct str source;
@@ -65,6 +66,8 @@ static inline void own_json_doc(struct json_doc *doc)
 }
 
 struct json json_root(const struct json_doc *doc);
+/* The value that begins at that byte of the source; JSON_NONE: none does. */
+struct json json_at_byte(const struct json_doc *doc, size_t offset);
 enum json_type json_type(struct json value);
 bool json_exists(struct json value); /* type is not JSON_NONE */
 struct json json_get(struct json object, const char *key);

@@ -16,7 +16,7 @@ struct json_node {
     uint32_t next;
     uint32_t info; /* 3 bits type, 1 bit "has escapes", 28 bits members or elements */
 };
-_Static_assert(sizeof(struct json_node) == 16, "a node is 16 bytes");
+_Static_assert(sizeof(struct json_node) == JSON_NODE_BYTES, "a node is 16 bytes");
 
 #define JSON_ESCAPED 8u
 #define JSON_COUNT_SHIFT 4

@@ -21,6 +21,20 @@ struct json json_root(const struct json_doc *doc)
     return doc->count ? (struct json){doc, 0} : nothing;
 }
 
+struct json json_at_byte(const struct json_doc *doc, size_t offset)
+{
+    size_t low = 0, high = doc->count; /* nodes are in the order of the source */
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (doc->nodes[middle].start < offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < doc->count && doc->nodes[low].start == offset ? (struct json){doc, (uint32_t)low}
+                                                               : nothing;
+}
+
 enum json_type json_type(struct json value)
 {
     const struct json_node *node = node_of(value);

@@ -1,0 +1,198 @@
+/* skim.c - what a request shares with an earlier one of its rollout is not read again.
+ *
+ * A request of 600 KB differs from the one before it in its last few hundred bytes. The bytes are
+ * compared with those of the calls a session remembers (lineage.c), newest first; what is the same
+ * at the front is known: its digest (a hash goes on from where it was, every 64 KB), its place on
+ * the tape (json_read_on), its messages (dialect_skim_request) and their hashes. Only the rest is
+ * read. The result is the same as if all had been read, but that messages in the middle are blank:
+ * who wants to look at all of them calls request_whole() first. */
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/inner.h"
+
+#define DEPTH_MAX 64
+#define NODES_MAX (4u << 20)
+#define TRAIL_STEP ((size_t)64 << 10)
+#define TRAIL_MAX ((size_t)256)
+
+/* ---------------------------------------------------------------- bodies */
+
+/* Exactly as large as it is: thousands of them may wait. */
+struct body *body_new(struct str bytes)
+{
+    struct body *body = mem_zero(sizeof *body);
+    atomic_init(&body->references, 1);
+    size_t size = bytes.size ? bytes.size : 1;
+    body->bytes.start = body->bytes.data = mem_alloc(size);
+    body->bytes.capacity = size;
+    buf_str_append(&body->bytes, bytes);
+    return body;
+}
+
+struct body *body_take(struct http_exchange *exchange, struct str bytes)
+{
+    struct buf taken = {0};
+    if (!http_exchange_take_body(exchange, &taken))
+        return body_new(bytes);
+    struct body *body = mem_zero(sizeof *body);
+    atomic_init(&body->references, 1);
+    body->bytes = taken;
+    return body;
+}
+
+struct body *body_ref(struct body *body)
+{
+    atomic_fetch_add(&body->references, 1);
+    return body;
+}
+
+void body_unref(struct body *body)
+{
+    if (!body || atomic_fetch_sub(&body->references, 1) != 1)
+        return;
+    buf_deinit(&body->bytes);
+    free(body->trail);
+    free(body);
+}
+
+/* A hash of all bytes. `trail` is how far it had come after each step: the same bytes at the front
+ * of a later body are not hashed again. */
+static void digest(struct body *body, const struct body *before, size_t shared)
+{
+    XXH3_state_t state;
+    size_t steps = body->bytes.size / TRAIL_STEP, known = shared / TRAIL_STEP;
+    steps = steps < TRAIL_MAX ? steps : TRAIL_MAX;
+    if (!before || known > before->trail_count)
+        known = before ? before->trail_count : 0;
+    if (steps)
+        body->trail = mem_alloc(steps * sizeof state);
+    if (known) {
+        memcpy(body->trail, before->trail, known * sizeof state);
+        memcpy(&state, body->trail + (known - 1) * sizeof state, sizeof state);
+    } else {
+        XXH3_128bits_reset(&state);
+    }
+    for (size_t i = known; i < steps; i++) {
+        XXH3_128bits_update(&state, body->bytes.data + i * TRAIL_STEP, TRAIL_STEP);
+        memcpy(body->trail + i * sizeof state, &state, sizeof state);
+    }
+    size_t done = steps * TRAIL_STEP;
+    XXH3_128bits_update(&state, body->bytes.data + done, body->bytes.size - done);
+    XXH128_hash_t hash = XXH3_128bits_digest(&state);
+    body->trail_count = steps;
+    body->digest[0] = hash.high64;
+    body->digest[1] = hash.low64;
+}
+
+void skim_digest(struct call *call)
+{
+    size_t shared;
+    const struct ancestor *parent = lineage_parent(call, &shared);
+    digest(call->body, parent ? parent->body : NULL, shared);
+}
+
+/* ---------------------------------------------------------------- requests */
+
+/* Only where nobody needs more than the end of the conversation: a translation, a script and a
+ * replay look at all of it. */
+static bool may_leave_blank(const struct call *call)
+{
+    const struct gateway_session *session = call->session;
+    if (session->mode == GATEWAY_GATE)
+        return true;
+    return session->model->base_url && !call->anew;
+}
+
+/* How many elements of the conversation are the parent's, byte for byte: those of the same array
+ * that end before the first difference. */
+static size_t known_elements(const struct call *call, const struct ancestor *parent, size_t shared)
+{
+    if (!parent->ends || parent->dialect != call->dialect || shared <= parent->array_at)
+        return 0;
+    size_t count = 0;
+    struct json array = json_at_byte(&call->doc, parent->array_at);
+    JSON_EACH (item, array) {
+        struct str raw = json_raw(item.value);
+        size_t end = (size_t)(raw.data + raw.size - call->doc.source.data);
+        if (end >= shared || count == parent->end_count)
+            break;
+        count++;
+    }
+    return dialect_skim_known(parent->ends, count);
+}
+
+static int read_request(struct call *call, const struct dialect_route *route,
+                        const struct ancestor *parent, size_t shared, struct err *err)
+{
+    struct dialect_skim *skim = &call->skim;
+    *skim = (struct dialect_skim){0};
+    if (parent && may_leave_blank(call)) {
+        skim->known = known_elements(call, parent, shared);
+        skim->known_ends = parent->ends;
+        skim->known_array = call->doc.source.data + parent->array_at;
+    }
+    return dialect_skim_request(route, json_root(&call->doc), skim, &call->request_arena,
+                                &call->request, err);
+}
+
+int skim_read(struct call *call, const struct dialect_route *route, struct err *err)
+{
+    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
+    struct str body = buf_str(&call->body->bytes);
+    size_t shared;
+    const struct ancestor *parent = lineage_parent(call, &shared);
+    const struct json_doc *before = parent && parent->doc.count ? &parent->doc : NULL;
+    if (json_read_on(&call->doc, body, before, shared, &limits, err) < 0) {
+        if (err)
+            err->kind = ERR_INPUT; /* too deep is as wrong as malformed */
+        return -1;
+    }
+    if (read_request(call, route, parent, shared, err) < 0)
+        return -1;
+    const struct dialect_skim *skim = &call->skim;
+    free(call->hashes);
+    call->hashes = NULL;
+    call->hashed = false;
+    if (skim->blank == skim->blank_end)
+        return 0;
+    call->plain = parent->plain;
+    /* The same bytes are the same messages. */
+    call->hashes = mem_alloc(call->request.message_count * sizeof *call->hashes);
+    memcpy(call->hashes + skim->blank, parent->hashes + parent->front + skim->blank - skim->front,
+           (skim->blank_end - skim->blank) * sizeof *call->hashes);
+    return 0;
+}
+
+void request_whole(struct call *call)
+{
+    struct dialect_skim *skim = &call->skim;
+    request_recall(call);
+    if (skim->blank == skim->blank_end)
+        return;
+    struct dialect_route route = {DIALECT_ROUTE_CALL, call->dialect, call->request.model,
+                                  call->request.stream};
+    struct err err = {0};
+    struct trace_request whole;
+    *skim = (struct dialect_skim){0};
+    if (dialect_skim_request(&route, json_root(&call->doc), skim, &call->request_arena, &whole,
+                             &err) < 0)
+        LOG_ERROR("gateway", call->record.id, "a body that was read cannot be read again: %s",
+                  err.text);
+    else
+        call->request = whole;
+}
+
+void skim_forget(struct call *call)
+{
+    json_doc_deinit(&call->doc);
+    free(call->hashes);
+    call->hashes = NULL;
+    call->hashed = false;
+    call->skim = (struct dialect_skim){0};
+}
