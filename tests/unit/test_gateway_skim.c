@@ -1,0 +1,347 @@
+/* What is skimmed is what reading all of it gives. Conversations of every dialect grow, change,
+ * shrink and break at random through one session; whether a call was taken, the messages that
+ * calls.jsonl adds up to, and the request that the journal gives back are compared with the body
+ * itself, read as a whole. */
+#include "dialect/dialect.h"
+#include "test_gateway.h"
+
+#define STEPS 220
+#define ELEMENTS_MAX 64
+
+static uint64_t seed;
+
+static uint32_t dice(uint32_t sides)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 33) % sides;
+}
+
+/* ---------------------------------------------------------------- conversations */
+
+struct talk {
+    const struct dialect *dialect;
+    char *elements[ELEMENTS_MAX];
+    size_t count;
+    uint32_t system, nonce, order;
+};
+
+/* With escapes, and with letters of more than one byte. */
+static void put_text(struct buf *out, uint32_t size)
+{
+    static const char *const pieces[] = {"if (a > \\\"b\\\")\\n",
+                                         "\\u00e9\\u20ac ",
+                                         "\xc3\xa9t\xc3\xa9 ",
+                                         "\\\\",
+                                         "plain words ",
+                                         "\\ud83d\\ude00",
+                                         "]},{",
+                                         "\\/"};
+    while (size--)
+        buf_str_append(out, str_of(pieces[dice(COUNT(pieces))]));
+}
+
+static char *element(const struct dialect *dialect)
+{
+    static uint32_t serial;
+    OWN(buf) struct buf out = {0};
+    uint32_t kind = dice(4), size = dice(3) ? dice(5) : 40 + dice(60);
+    serial++;
+    if (dialect == &dialect_chat) {
+        if (kind == 0) {
+            buf_format(&out,
+                       "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c%u\","
+                       "\"type\":\"function\","
+                       "\"function\":{\"name\":\"f\",\"arguments\":\"",
+                       serial);
+            put_text(&out, size);
+            buf_str_append(&out, STR("\"}}]}"));
+        } else {
+            static const char *const roles[] = {
+                "", "user", "assistant\",\"reasoning_content\":\"hm", "developer"};
+            buf_format(&out, "{\"role\":\"%s\",\"content\":%s", roles[kind],
+                       serial % 5 ? "\"" : "[{\"type\":\"text\",\"text\":\"");
+            put_text(&out, size);
+            buf_str_append(&out, str_of(serial % 5 ? "\"}" : "\"}]}"));
+        }
+    } else if (dialect == &dialect_messages) {
+        if (kind == 0)
+            buf_format(
+                &out,
+                "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t%u\","
+                "\"content\":\"x\"},"
+                "{\"type\":\"tool_result\",\"tool_use_id\":\"u%u\"},{\"type\":\"text\",\"text\":\"",
+                serial, serial);
+        else if (kind == 1)
+            buf_str_append(&out, STR("{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\","
+                                     "\"thinking\":\"a\","
+                                     "\"signature\":\"s\"},{\"type\":\"text\",\"text\":\""));
+        else
+            buf_format(&out, "{\"role\":\"%s\",\"content\":[{\"type\":\"text\",\"text\":\"",
+                       kind == 2 ? "user" : "assistant");
+        put_text(&out, size);
+        buf_str_append(&out, STR("\"}]}"));
+    } else {
+        static const char *const heads[] = {
+            "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"",
+            "{\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":\"",
+            "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"",
+            "{\"role\":\"user\",\"content\":\""};
+        buf_str_append(&out, str_of(heads[kind]));
+        put_text(&out, size);
+        buf_str_append(&out, STR("\"}"));
+    }
+    return buf_take(&out);
+}
+
+static void put_array(const struct talk *talk, struct buf *out)
+{
+    buf_byte(out, '[');
+    for (size_t i = 0; i < talk->count; i++)
+        buf_format(out, "%s%s", i ? "," : "", talk->elements[i]);
+    buf_byte(out, ']');
+}
+
+static void put_body(const struct talk *talk, struct buf *out)
+{
+    const char *key = talk->dialect == &dialect_responses ? "input" : "messages";
+    const char *system = talk->dialect == &dialect_responses  ? "instructions"
+                         : talk->dialect == &dialect_messages ? "system"
+                                                              : "user";
+    buf_format(out, "{\"model\":\"m\",\"metadata\":{\"n\":\"%012u\"},", talk->nonce);
+    if (talk->order == 0 && talk->system)
+        buf_format(out, "\"%s\":\"be %u\",", system, talk->system);
+    if (talk->order == 3) {
+        /* Twice: the last one counts. */
+        buf_format(out, "\"%s\":", key);
+        put_array(talk, out);
+        buf_byte(out, ',');
+    }
+    buf_format(out, "\"%s\":", key);
+    if (talk->order == 2)
+        buf_str_append(out, STR("[{\"role\":\"user\",\"content\":\"other\"}]"));
+    else
+        put_array(talk, out);
+    if (talk->order == 2) {
+        buf_format(out, ",\"%s\":", key);
+        put_array(talk, out);
+    }
+    if (talk->order != 0 && talk->system)
+        buf_format(out, ",\"%s\":\"be %u\"", system, talk->system);
+    buf_str_append(out, STR(",\"max_tokens\":50,\"temperature\":0.5}"));
+}
+
+static void drop(struct talk *talk, size_t from)
+{
+    while (talk->count > from)
+        free(talk->elements[--talk->count]);
+}
+
+static void change(struct talk *talk)
+{
+    uint32_t kind = dice(12);
+    if (!talk->count || kind < 6 || talk->count < 3) {
+        for (uint32_t i = 1 + dice(3); i && talk->count < ELEMENTS_MAX; i--)
+            talk->elements[talk->count++] = element(talk->dialect);
+        if (talk->count == ELEMENTS_MAX)
+            drop(talk, 4);
+        return;
+    }
+    size_t at = dice((uint32_t)talk->count);
+    switch (kind) {
+    case 6: /* its last message is another one */
+        free(talk->elements[talk->count - 1]);
+        talk->elements[talk->count - 1] = element(talk->dialect);
+        return;
+    case 7:
+        free(talk->elements[at]);
+        talk->elements[at] = element(talk->dialect);
+        return;
+    case 8:
+        drop(talk, at ? at : 1);
+        return;
+    case 9:
+        talk->nonce = dice(1000000);
+        return;
+    case 10:
+        talk->system = dice(3);
+        return;
+    default:
+        talk->order = dice(4);
+    }
+}
+
+/* Wrong somewhere, often near the end, where only the tail is read. */
+static void spoil(struct buf *body)
+{
+    static const char *const odd[] = {"\"", "}", "]", ",", "\\", "x", "{\"role\":7},", "\x01"};
+    size_t at = dice(3) ? body->size - 1 - dice((uint32_t)(body->size < 90 ? body->size : 90))
+                        : dice((uint32_t)body->size);
+    OWN(buf) struct buf made = {0};
+    buf_str_append(&made, str_upto(buf_str(body), at));
+    buf_str_append(&made, str_of(odd[dice(COUNT(odd))]));
+    buf_str_append(&made, str_from(buf_str(body), at));
+    buf_clear(body);
+    buf_str_append(body, buf_str(&made));
+}
+
+/* ---------------------------------------------------------------- what is right */
+
+/* The messages of a body that was read as a whole, as calls.jsonl has them; false: it is none. */
+static bool read_whole(const struct dialect *dialect, struct str body, struct buf *out)
+{
+    static const struct json_limits limits = {.depth_max = 64, .nodes_max = 4 << 20};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    struct trace_request request;
+    struct dialect_route route = {DIALECT_ROUTE_CALL, dialect, STR_NONE, false};
+    if (json_read(&doc, body, &limits, NULL) < 0 ||
+        dialect_read_request(&route, json_root(&doc), &arena, &request, NULL) < 0)
+        return false;
+    struct json_writer writer = {.out = out};
+    json_begin_array(&writer);
+    for (size_t i = 0; i < request.message_count; i++)
+        trace_message_write(&request.messages[i], &writer);
+    json_end_array(&writer);
+    return true;
+}
+
+struct expected {
+    char id[ID_MAX];
+    struct buf body, messages; /* the journal's, the line's */
+};
+
+/* Puts a line's messages together with its parent's. */
+static void add_up(struct json line, const struct expected *all, size_t count, struct buf *out)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    long long shared = json_int_or(json_get(line, "shared_messages"), 0);
+    struct str parent = json_str(json_get(line, "parent"), &arena);
+    struct json_writer writer = {.out = out};
+    json_begin_array(&writer);
+    for (size_t i = 0; i < count && shared; i++) {
+        if (!str_is(parent, all[i].id))
+            continue;
+        (void)json_read(&doc, buf_str(&all[i].messages), NULL, NULL);
+        for (long long at = 0; at < shared; at++)
+            json_put_raw(&writer, json_raw(json_at(json_root(&doc), (size_t)at)));
+    }
+    JSON_EACH (item, json_get(json_get(line, "request"), "messages"))
+        json_put_raw(&writer, json_raw(item.value));
+    json_end_array(&writer);
+}
+
+static void answer_any(struct world *world, struct http_exchange *exchange)
+{
+    struct str path = http_exchange_path(exchange);
+    (void)world;
+    if (str_find(path, STR("chat")) >= 0)
+        http_respond_json(exchange, 200,
+                          STR("{\"id\":\"x\",\"model\":\"m\",\"choices\":[{\"index\":0,\"message\":"
+                              "{\"role\":\"assistant\",\"content\":"
+                              "\"fine\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":"
+                              "1,\"completion_tokens\":1}}"));
+    else if (str_find(path, STR("messages")) >= 0)
+        http_respond_json(exchange, 200,
+                          STR("{\"id\":\"x\",\"type\":\"message\",\"role\":\"assistant\",\"model\":"
+                              "\"m\",\"content\":[{\"type\":\"text\","
+                              "\"text\":\"fine\"}],\"stop_reason\":\"end_turn\",\"usage\":{\"input_"
+                              "tokens\":1,\"output_tokens\":1}}"));
+    else
+        http_respond_json(exchange, 200,
+                          STR("{\"id\":\"x\",\"object\":\"response\",\"model\":\"m\",\"status\":"
+                              "\"completed\",\"output\":[{\"type\":"
+                              "\"message\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_"
+                              "text\",\"text\":\"fine\"}]}]}"));
+}
+
+static void check_lines(struct world *world, struct expected *all, size_t count)
+{
+    OWN(buf) struct buf text = {0};
+    (void)file_read(world->calls_path, 64 << 20, &text, NULL);
+    struct str rest = buf_str(&text);
+    for (size_t i = 0; i < count; i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf messages = {0}, request = {0};
+        struct str line = str_cut(&rest, '\n');
+        EXPECT_INT(json_read(&doc, line, NULL, NULL), 0);
+        struct str id = json_str(json_get(json_root(&doc), "call_id"), &arena);
+        snprintf(all[i].id, sizeof all[i].id, "%.*s", STR_ARGS(id));
+        add_up(json_root(&doc), all, i, &messages);
+        EXPECT_STR(buf_str(&messages), buf_str(&all[i].messages));
+        struct err err = {0};
+        (void)store_read_request(world->store, all[i].id, &request, &err);
+        EXPECT_TEXT(err.text, "");
+        EXPECT_STR(buf_str(&request), buf_str(&all[i].body));
+    }
+    EXPECT_INT(rest.size, 0);
+}
+
+static void converse(uint64_t start, const char *mode)
+{
+    static const struct {
+        const struct dialect *dialect;
+        const char *path;
+    } spoken[] = {{&dialect_chat, "/v1/chat/completions"},
+                  {&dialect_messages, "/v1/messages"},
+                  {&dialect_responses, "/v1/responses"}};
+    struct world world = {.upstream_answer = answer_any};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){.mode = mode, .limits.calls_max = 100000});
+    struct talk talks[COUNT(spoken)] = {0};
+    struct expected *all = mem_zero(STEPS * sizeof *all);
+    size_t taken = 0, refused = 0;
+    seed = start;
+    for (int i = 0; i < STEPS; i++) {
+        size_t at = dice(10) ? (size_t)start % COUNT(spoken) : dice(COUNT(spoken));
+        struct talk *talk = &talks[at];
+        talk->dialect = spoken[at].dialect;
+        change(talk);
+        struct expected *expected = &all[taken];
+        buf_clear(&expected->body);
+        buf_clear(&expected->messages);
+        put_body(talk, &expected->body);
+        if (dice(8) == 0)
+            spoil(&expected->body);
+        bool good = read_whole(talk->dialect, buf_str(&expected->body), &expected->messages);
+        struct reply reply;
+        agent_ask_at(&world, &reply, spoken[at].path, buf_str(&expected->body));
+        reply_wait(&reply);
+        buf_deinit(&reply.body);
+        if (reply.status != (good ? 200 : 400))
+            test_fail(__FILE__, __LINE__, "status %d for %.*s", reply.status,
+                      STR_ARGS(buf_str(&expected->body)));
+        taken += good;
+        refused += !good;
+    }
+    check_lines(&world, all, taken);
+    EXPECT(taken > STEPS / 2 && refused > 3);
+    for (size_t i = 0; i < STEPS; i++) {
+        buf_deinit(&all[i].body);
+        buf_deinit(&all[i].messages);
+    }
+    for (size_t i = 0; i < COUNT(talks); i++)
+        drop(&talks[i], 0);
+    free(all);
+    world_end(&world);
+}
+
+TEST_WITHIN(what_is_skimmed_of_chat_is_what_the_body_says, 60)
+{
+    converse(3, "black_box");
+    converse(6, "proxy");
+}
+
+TEST_WITHIN(what_is_skimmed_of_messages_is_what_the_body_says, 60)
+{
+    converse(4, "black_box");
+    converse(7, "proxy");
+}
+
+TEST_WITHIN(what_is_skimmed_of_responses_is_what_the_body_says, 60)
+{
+    converse(5, "black_box");
+    converse(8, "proxy");
+}
