@@ -110,21 +110,18 @@ static void put_body(const struct talk *talk, struct buf *out)
     buf_format(out, "{\"model\":\"m\",\"metadata\":{\"n\":\"%012u\"},", talk->nonce);
     if (talk->order == 0 && talk->system)
         buf_format(out, "\"%s\":\"be %u\",", system, talk->system);
-    if (talk->order == 3) {
-        /* Twice: the last one counts. */
-        buf_format(out, "\"%s\":", key);
-        put_array(talk, out);
-        buf_byte(out, ',');
-    }
+    /* Twice: the last one counts. Its first element is the same, its others are not. */
+    OWN(buf) struct buf other = {0};
+    buf_format(&other, "[%s", talk->elements[0]);
+    for (int i = 1; i < ELEMENTS_MAX; i++)
+        buf_format(&other, ",{\"role\":\"user\",\"content\":\"other %d\"}", i);
+    buf_byte(&other, ']');
     buf_format(out, "\"%s\":", key);
     if (talk->order == 2)
-        buf_str_append(out, STR("[{\"role\":\"user\",\"content\":\"other\"}]"));
-    else
-        put_array(talk, out);
-    if (talk->order == 2) {
-        buf_format(out, ",\"%s\":", key);
-        put_array(talk, out);
-    }
+        buf_format(out, "%.*s,\"%s\":", STR_ARGS(buf_str(&other)), key);
+    put_array(talk, out);
+    if (talk->order == 3)
+        buf_format(out, ",\"%s\":%.*s", key, STR_ARGS(buf_str(&other)));
     if (talk->order != 0 && talk->system)
         buf_format(out, ",\"%s\":\"be %u\"", system, talk->system);
     buf_str_append(out, STR(",\"max_tokens\":50,\"temperature\":0.5}"));
