@@ -61,10 +61,21 @@ int agent_spec_fit(const struct agent_spec *spec, const struct agent_wants *want
  * `home` is Postern's. */
 bool agent_spec_has_bundle(const struct agent_spec *spec);
 /* The layer that has the agent in it, an absolute path on the heap; NULL with ERR_NOT_FOUND when it
- * is not installed. Only for specs that have a bundle. */
+ * is not installed. Only for specs that have a bundle. From then on this process holds it: nobody
+ * can remove it while the process lives. */
 char *agent_bundle_layer(const struct agent_spec *spec, const char *home, struct err *err);
 /* Builds it if it is not there; needs the network and, by kind, npm, pip, curl or tar. Blocking. */
 int agent_bundle_build(const struct agent_spec *spec, const char *home, struct err *err);
+/* Removes bundles: those of `name` (and `version`, when said), or, without a name, those that no
+ * spec wants any more: neither one of `dirs` nor the file they were made from. What is in use stays
+ * (ERR_CONFLICT when it was named), and so does everything else. `out` gets an array of what was
+ * meant: bundle, name, version, bytes, removed. */
+struct agent_bundles_which {
+    const char *name, *version;
+    const struct agent_dirs *dirs;
+};
+int agent_bundles_remove(const char *home, const struct agent_bundles_which *which,
+                         struct json_writer *out, struct err *err);
 /* Adds "installed", "bytes" and "bundle" to the object that is open. */
 void agent_bundle_write(const struct agent_spec *spec, const char *home, struct json_writer *out);
 

@@ -19,13 +19,14 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/file.h>
 #include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent/internal.h"
+#include "agent/bundle.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/file.h"
@@ -35,6 +36,7 @@
 #include "json/json.h"
 
 #define LOCK_FILE_BYTES_MAX (64u << 20)
+#define SCRIPT_BYTES_MAX (16u << 20)
 
 /* ---------------------------------------------------------------- reading the spec */
 static const char *keep(struct agent_spec *spec, const char *text)
@@ -110,6 +112,8 @@ static int check_kind(struct agent_bundle *bundle, struct toml_node *table, stru
     bool fetched = bundle->kind == AGENT_BUNDLE_TARBALL || bundle->kind == AGENT_BUNDLE_BINARY;
     if (fetched && (!bundle->sha256 || strlen(bundle->sha256) != 64))
         return toml_error(table, err, "what is fetched needs its 'sha256', 64 hexadecimal digits");
+    if (bundle->runtime && bundle->kind != AGENT_BUNDLE_PYPI)
+        return toml_error(table, err, "'runtime' is for pypi: a Python of its own");
     for (size_t i = 0; packages && bundle->packages[i]; i++)
         if (bundle->packages[i][0] == '-')
             return toml_error(table, err, "'%s' is no package", bundle->packages[i]);
@@ -119,6 +123,25 @@ static int check_kind(struct agent_bundle *bundle, struct toml_node *table, stru
 static void add_text(EVP_MD_CTX *sum, const char *text)
 {
     (void)EVP_DigestUpdate(sum, text ? text : "", text ? strlen(text) + 1 : 1);
+}
+
+/* A path as it is, or beside the spec. */
+static char *source_path(const struct agent_spec *spec)
+{
+    const char *source = spec->bundle.source, *slash = strrchr(spec->where, '/');
+    if (source[0] == '/' || !slash)
+        return realpath(source, NULL);
+    OWN(mem) char *path = mem_format("%.*s/%s", (int)(slash - spec->where), spec->where, source);
+    return realpath(path, NULL);
+}
+
+/* What a script says is part of what is built. */
+static void add_file(EVP_MD_CTX *sum, const struct agent_spec *spec)
+{
+    OWN(mem) char *path = source_path(spec);
+    OWN(buf) struct buf text = {0};
+    if (path && file_read(path, SCRIPT_BYTES_MAX, &text, NULL) == 0)
+        (void)EVP_DigestUpdate(sum, text.data, text.size);
 }
 
 static void hex(char *text, const unsigned char *bytes, size_t count)
@@ -134,7 +157,8 @@ static void make_key(struct agent_spec *spec)
     EVP_MD_CTX *sum = EVP_MD_CTX_new();
     char kind[16];
     (void)EVP_DigestInit_ex(sum, EVP_sha256(), NULL);
-    snprintf(kind, sizeof kind, "%d.%d", (int)bundle->kind, bundle->scripts);
+    snprintf(kind, sizeof kind, "%d.%d%s", (int)bundle->kind, bundle->scripts,
+             bundle->runtime ? ".1" : "");
     add_text(sum, kind);
     add_text(sum, spec->name);
     add_text(sum, spec->version);
@@ -142,6 +166,8 @@ static void make_key(struct agent_spec *spec)
         add_text(sum, bundle->packages[i]);
     add_text(sum, bundle->source);
     add_text(sum, bundle->sha256);
+    if (bundle->kind == AGENT_BUNDLE_SCRIPT && !bundle->sha256)
+        add_file(sum, spec);
     for (size_t i = 0; i < bundle->integrity_count; i++) {
         add_text(sum, bundle->integrity[i].key);
         add_text(sum, bundle->integrity[i].value);
@@ -171,6 +197,7 @@ int agent_bundle_read(struct agent_spec *spec, struct toml_node *root, struct er
         return 0;
     if (toml_choice(table, "kind", kinds, &kind, err) < 0 ||
         toml_bool(table, "scripts", &bundle->scripts, err) < 0 ||
+        toml_bool(table, "runtime", &bundle->runtime, err) < 0 ||
         toml_text(table, "source", &source, err) < 0 ||
         toml_text(table, "sha256", &sha256, err) < 0 ||
         toml_duration_ms(table, "timeout", 1000, 86400000, &build_ms, err) < 0)
@@ -227,6 +254,8 @@ char *agent_bundle_layer(const struct agent_spec *spec, const char *home, struct
                 spec->name, spec->version, spec->name);
         return NULL;
     }
+    if (bundle_store_hold(dir, err) < 0)
+        return NULL;
     OWN(mem) char *root = mem_format("%s/root", dir);
     char *real = realpath(root, NULL);
     if (!real)
@@ -252,15 +281,6 @@ void agent_bundle_write(const struct agent_spec *spec, const char *home, struct 
 }
 
 /* ---------------------------------------------------------------- building */
-struct build {
-    const struct agent_spec *spec;
-    struct arena arena;
-    char *work; /* everything below it goes away in the end */
-    char *made; /* what the tool made */
-    char *out;  /* the agent's folder in the layer */
-    uint64_t deadline_ms;
-};
-
 static void log_tail(const char *path, char *text, size_t size)
 {
     OWN(buf) struct buf log = {0};
@@ -274,6 +294,10 @@ static void log_tail(const char *path, char *text, size_t size)
 /* The child: its own process group, its own folder, nothing on stdin, output to the log. */
 static void become(const char *const *argv, const char *cwd, const char *log)
 {
+    sigset_t none;
+    (void)sigemptyset(&none);
+    (void)pthread_sigmask(SIG_SETMASK, &none, NULL);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int file = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (setpgid(0, 0) < 0 || chdir(cwd) < 0 || null < 0 || file < 0 || dup2(null, 0) < 0 ||
@@ -284,7 +308,26 @@ static void become(const char *const *argv, const char *cwd, const char *log)
     _exit(127);
 }
 
-static int run_tool(struct build *build, const char *const *argv, struct err *err)
+enum ending { ENDED, ENDED_BY_TIME, ENDED_BY_SIGNAL };
+
+static enum ending await(const struct build *build, pid_t child)
+{
+    OWN(fd) int watch = pidfd_open(child, 0);
+    struct pollfd both[] = {{.fd = watch, .events = POLLIN},
+                            {.fd = build->signals, .events = POLLIN}};
+    for (;;) {
+        uint64_t now = clock_mono_ms();
+        if (watch < 0 || now >= build->deadline_ms)
+            return ENDED_BY_TIME;
+        int ready = poll(both, COUNT(both), (int)(build->deadline_ms - now));
+        if (ready > 0 && both[0].revents)
+            return ENDED;
+        if (ready > 0 && both[1].revents)
+            return ENDED_BY_SIGNAL;
+    }
+}
+
+int bundle_run(struct build *build, const char *const *argv, struct err *err)
 {
     const char *log = arena_format(&build->arena, "%s/build.log", build->work);
     int status = 0;
@@ -293,21 +336,16 @@ static int run_tool(struct build *build, const char *const *argv, struct err *er
         return err_errno(err, "starting %s", argv[0]);
     if (child == 0)
         become(argv, build->made, log);
-    OWN(fd) int watch = pidfd_open(child, 0);
-    uint64_t now = clock_mono_ms();
-    struct pollfd poll_fd = {.fd = watch, .events = POLLIN};
-    int left = build->deadline_ms > now ? (int)(build->deadline_ms - now) : 0;
-    int ready;
-    do
-        ready = watch < 0 ? 0 : poll(&poll_fd, 1, left);
-    while (ready < 0 && errno == EINTR);
-    if (ready <= 0)
+    enum ending ending = await(build, child);
+    if (ending != ENDED)
         (void)kill(-child, SIGKILL);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
+    if (ending == ENDED_BY_SIGNAL)
+        return err_set(err, ERR_CANCELLED, "interrupted");
     char said[200];
     log_tail(log, said, sizeof said);
-    if (ready <= 0)
+    if (ending == ENDED_BY_TIME)
         return err_set(err, ERR_TIMEOUT, "%s took longer than %u s: %s", argv[0],
                        build->spec->bundle.build_ms_max / 1000, said);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
@@ -326,7 +364,7 @@ static size_t list_size(const char *const *list)
     return count;
 }
 
-static int run_with_packages(struct build *build, const char *const *first, struct err *err)
+int bundle_run_with_packages(struct build *build, const char *const *first, struct err *err)
 {
     const char *const *packages = build->spec->bundle.packages;
     size_t used = list_size(first);
@@ -334,7 +372,7 @@ static int run_with_packages(struct build *build, const char *const *first, stru
     memcpy(argv, first, used * sizeof *argv);
     for (size_t i = 0; packages[i]; i++)
         argv[used++] = packages[i];
-    return run_tool(build, argv, err);
+    return bundle_run(build, argv, err);
 }
 
 /* A package for an architecture that is not this one's. */
@@ -386,17 +424,9 @@ static int make_npm(struct build *build, struct err *err)
     const char *const trusting[] = {"npm",        "install",      "--no-audit",
                                     "--no-fund",  "--save-exact", "--loglevel=error",
                                     "--omit=dev", "--",           NULL};
-    if (run_with_packages(build, build->spec->bundle.scripts ? trusting : careful, err) < 0)
+    if (bundle_run_with_packages(build, build->spec->bundle.scripts ? trusting : careful, err) < 0)
         return -1;
     return check_integrity(build, err);
-}
-
-static int make_pypi(struct build *build, struct err *err)
-{
-    const char *const argv[] = {
-        "python3", "-m",       "pip", "install", "--no-input", "--disable-pip-version-check",
-        "--quiet", "--target", "lib", "--",      NULL};
-    return run_with_packages(build, argv, err);
 }
 
 static int check_sha256(const char *path, const char *wanted, struct err *err)
@@ -421,16 +451,6 @@ static int check_sha256(const char *path, const char *wanted, struct err *err)
     return 0;
 }
 
-/* A path as it is, or beside the spec. */
-static char *source_path(const struct agent_spec *spec)
-{
-    const char *source = spec->bundle.source, *slash = strrchr(spec->where, '/');
-    if (source[0] == '/' || !slash)
-        return realpath(source, NULL);
-    OWN(mem) char *path = mem_format("%.*s/%s", (int)(slash - spec->where), spec->where, source);
-    return realpath(path, NULL);
-}
-
 static int fetch(struct build *build, const char *to, struct err *err)
 {
     const struct agent_bundle *bundle = &build->spec->bundle;
@@ -440,7 +460,7 @@ static int fetch(struct build *build, const char *to, struct err *err)
                                 to,     "--",    bundle->source, NULL};
     if (!local && !strstr(bundle->source, "://"))
         return err_set(err, ERR_NOT_FOUND, "there is no '%s'", bundle->source);
-    if (run_tool(build, local ? copy : curl, err) < 0)
+    if (bundle_run(build, local ? copy : curl, err) < 0)
         return -1;
     return check_sha256(to, bundle->sha256, err);
 }
@@ -451,7 +471,7 @@ static int make_tarball(struct build *build, struct err *err)
     const char *const unpack[] = {"tar", "--no-same-owner", "-xf", archive, NULL};
     if (fetch(build, archive, err) < 0)
         return -1;
-    return run_tool(build, unpack, err);
+    return bundle_run(build, unpack, err);
 }
 
 static int make_binary(struct build *build, struct err *err)
@@ -473,7 +493,7 @@ static int make_script(struct build *build, struct err *err)
     if (build->spec->bundle.sha256 && check_sha256(path, build->spec->bundle.sha256, err) < 0)
         return -1;
     const char *const argv[] = {"sh", "-e", path, NULL};
-    return run_tool(build, argv, err);
+    return bundle_run(build, argv, err);
 }
 
 static int place_one(struct build *build, const struct agent_pair *pair, struct err *err)
@@ -551,6 +571,8 @@ static int write_manifest(struct build *build, struct err *err)
     json_set_text(&writer, "name", spec->name);
     json_set_text(&writer, "version", spec->version);
     json_set_text(&writer, "key", spec->bundle.key);
+    OWN(mem) char *where = realpath(spec->where, NULL);
+    json_set_text(&writer, "spec", where ? where : spec->where);
     json_set_int(&writer, "bytes", (long long)bytes_found);
     json_set_int(&writer, "built_ms", (long long)clock_wall_ms());
     json_end_object(&writer);
@@ -562,7 +584,7 @@ static int write_manifest(struct build *build, struct err *err)
 static int build_it(struct build *build, struct err *err)
 {
     static int (*const makers[])(struct build *, struct err *) = {
-        [AGENT_BUNDLE_NPM] = make_npm,         [AGENT_BUNDLE_PYPI] = make_pypi,
+        [AGENT_BUNDLE_NPM] = make_npm,         [AGENT_BUNDLE_PYPI] = bundle_make_pypi,
         [AGENT_BUNDLE_TARBALL] = make_tarball, [AGENT_BUNDLE_BINARY] = make_binary,
         [AGENT_BUNDLE_SCRIPT] = make_script,
     };
@@ -573,6 +595,17 @@ static int build_it(struct build *build, struct err *err)
     return write_manifest(build, err);
 }
 
+/* An interrupt was answered by the end of the build; it is not to be answered twice. */
+static void take_signals(int signals, const sigset_t *before)
+{
+    struct signalfd_siginfo info;
+    struct pollfd ready = {.fd = signals, .events = POLLIN};
+    while (signals >= 0 && poll(&ready, 1, 0) > 0 && read(signals, &info, sizeof info) > 0)
+        ;
+    fd_close(&signals);
+    (void)pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
 int agent_bundle_build(const struct agent_spec *spec, const char *home, struct err *err)
 {
     OWN(mem) char *bundles = mem_format("%s/bundles", home);
@@ -581,19 +614,26 @@ int agent_bundle_build(const struct agent_spec *spec, const char *home, struct e
                        "the agent %s has nothing to install: its spec has no "
                        "[bundle]",
                        spec->name);
-    if (file_make_dirs(bundles, 0755, err) < 0)
+    uint64_t deadline_ms = clock_mono_ms() + spec->bundle.build_ms_max;
+    OWN(fd) int lock = bundle_store_lock(home, deadline_ms, err);
+    if (lock < 0)
         return -1;
     OWN(mem) char *real = realpath(bundles, NULL);
-    OWN(mem) char *lock_path = mem_format("%s/.lock", bundles);
-    OWN(fd) int lock = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (!real || lock < 0 || flock(lock, LOCK_EX) < 0)
-        return err_errno(err, "'%s'", lock_path);
+    if (!real)
+        return err_errno(err, "'%s'", bundles);
     OWN(mem) char *dir = bundle_dir(spec, home);
     if (is_installed(dir))
         return 0;
     char id[ID_MAX];
     id_make(id, "build");
-    struct build build = {.spec = spec, .deadline_ms = clock_mono_ms() + spec->bundle.build_ms_max};
+    struct build build = {.spec = spec, .deadline_ms = deadline_ms};
+    sigset_t ends, before;
+    (void)sigemptyset(&ends);
+    (void)sigaddset(&ends, SIGINT);
+    (void)sigaddset(&ends, SIGTERM);
+    (void)sigaddset(&ends, SIGHUP);
+    (void)pthread_sigmask(SIG_BLOCK, &ends, &before);
+    build.signals = signalfd(-1, &ends, SFD_CLOEXEC);
     build.work = mem_format("%s/.%s", real, id);
     build.made = mem_format("%s/made", build.work);
     build.out = mem_format("%s/new/root" AGENT_BUNDLES_INSIDE "/%s", build.work, spec->name);
@@ -604,6 +644,7 @@ int agent_bundle_build(const struct agent_spec *spec, const char *home, struct e
     if (result < 0)
         err_wrap(err, "installing %s %s", spec->name, spec->version);
     (void)file_remove_tree(build.work, NULL);
+    take_signals(build.signals, &before);
     free(build.work);
     free(build.made);
     free(build.out);

@@ -68,6 +68,7 @@ struct agent_bundle {
     const char *const *packages; /* npm, pypi */
     const char *source;          /* tarball, binary: a URL or a path; script: a path */
     const char *sha256;          /* of it; hex */
+    bool runtime;                /* pypi: with a Python of its own */
     bool scripts;                /* npm may run the packages' own install scripts */
     struct agent_pair *integrity;
     size_t integrity_count;

@@ -1,5 +1,5 @@
-/* cmd_agents.c - postern agents ls, check and install; postern tasks check: specs read, what is
- * wrong with them, and agents built into bundles. */
+/* cmd_agents.c - postern agents ls, check, install, rm and gc; postern tasks check: specs read,
+ * what is wrong with them, and agents built into bundles. */
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -82,6 +82,31 @@ static int install_agents(struct cli *cli, bool as_json)
     return cli_flush(cli, 0);
 }
 
+/* `what`: NAME or NAME@VERSION; NULL: whatever no spec wants any more. */
+static int remove_agents(struct cli *cli, const char *what, bool as_json)
+{
+    OWN(buf) struct buf text = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    struct json_writer writer = {.out = &text};
+    if (runtime_agents_remove(&cli->config, what, &writer, &cli->err) < 0)
+        return cli_fail(cli);
+    if (as_json) {
+        printf("%.*s\n", STR_ARGS(buf_str(&text)));
+        return 0;
+    }
+    if (json_read(&doc, buf_str(&text), NULL, &cli->err) < 0)
+        return cli_fail(cli);
+    JSON_EACH (item, json_root(&doc)) {
+        char size[32];
+        text_size(size, sizeof size, (uint64_t)json_int_or(json_get(item.value, "bytes"), 0));
+        printf("%.*s %s (%s)\n", STR_ARGS(json_str(json_get(item.value, "bundle"), &arena)),
+               json_true(json_get(item.value, "removed")) ? "is removed" : "is in use and stays",
+               size);
+    }
+    return 0;
+}
+
 static int run_agents(struct cli *cli)
 {
     struct json_flag own = {0};
@@ -91,6 +116,17 @@ static int run_agents(struct cli *cli)
         return operands_check(cli, 2, 64) < 0 ? cli_fail(cli) : install_agents(cli, own.json);
     if (strcmp(cli->argv[0], "ls") == 0)
         return operands_check(cli, 1, 1) < 0 ? cli_fail(cli) : list_agents(cli, own.json);
+    if (strcmp(cli->argv[0], "rm") == 0) {
+        int result = operands_check(cli, 2, 64) < 0 ? cli_fail(cli) : 0;
+        for (int i = 1; i < cli->argc && result == 0; i++)
+            result = remove_agents(cli, cli->argv[i], own.json);
+        return result ? result : cli_flush(cli, 0);
+    }
+    if (strcmp(cli->argv[0], "gc") == 0) {
+        int result =
+            operands_check(cli, 1, 1) < 0 ? cli_fail(cli) : remove_agents(cli, NULL, own.json);
+        return result ? result : cli_flush(cli, 0);
+    }
     if (strcmp(cli->argv[0], "check") != 0)
         return unknown_verb(cli);
     OWN(buf) struct buf text = {0};
@@ -137,8 +173,9 @@ static int run_tasks(struct cli *cli)
 }
 
 const struct command command_agents = {.name = "agents",
-                                       .arguments = "ls | check NAME|FILE | install NAME|FILE...",
-                                       .summary = "agents: list them, check a spec, install",
+                                       .arguments = "ls | check NAME|FILE | install NAME|FILE... | "
+                                                    "rm NAME[@VERSION]... | gc",
+                                       .summary = "agents: list, check, install, remove",
                                        .run = run_agents,
                                        .flags = flags};
 

@@ -102,6 +102,17 @@ int runtime_agent_install(const struct config *config, const char *what, struct 
     return result;
 }
 
+int runtime_agents_remove(const struct config *config, const char *what, struct json_writer *out,
+                          struct err *err)
+{
+    const char *at = what ? strrchr(what, '@') : NULL;
+    OWN(mem)
+    char *name = what ? str_dup(str_make(what, at ? (size_t)(at - what) : strlen(what))) : NULL;
+    struct agent_bundles_which which = {
+        .name = name, .version = at ? at + 1 : NULL, .dirs = machine_agent_dirs()};
+    return agent_bundles_remove(config->home, &which, out, err);
+}
+
 int runtime_agent_check(const char *what, struct json_writer *out, struct err *err)
 {
     struct agent_spec *spec = agent_spec_load(what, machine_agent_dirs(), err);

@@ -109,6 +109,9 @@ int runtime_agents(const struct config *config, struct json_writer *out, struct 
 /* Builds the agent on this machine, once; needs the network. Writes what agents ls shows of it. */
 int runtime_agent_install(const struct config *config, const char *what, struct json_writer *out,
                           struct err *err);
+/* Removes the bundles of NAME or NAME@VERSION; NULL: those no spec wants any more. An array. */
+int runtime_agents_remove(const struct config *config, const char *what, struct json_writer *out,
+                          struct err *err);
 int runtime_agent_check(const char *what, struct json_writer *out, struct err *err);
 int runtime_task_check(const char *what, struct json_writer *out, struct err *err);
 

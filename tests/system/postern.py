@@ -441,3 +441,20 @@ def task(path, **fields):
     fields.setdefault("instruction", "Do what has to be done.")
     pathlib.Path(path).write_text(json.dumps(fields))
     return str(path)
+
+
+def small_root(root, *programs):
+    """A directory to be a sandbox's root: dash as its shell, these programs, the libraries they need, nothing else."""
+    root = pathlib.Path(root)
+    for name in ("bin", "dev", "proc", "tmp", "etc", "home", "opt", "run", "var"):
+        (root / name).mkdir(parents=True)
+    for program in ("dash", *programs):
+        path = shutil.which(program)
+        shutil.copy(path, root / "bin" / ("sh" if program == "dash" else program))
+        linked = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"(/\S+) \(0x", linked):
+            target = root / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)
+    root.chmod(0o755)
+    return root

@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import threading
 import tomllib
@@ -80,18 +79,8 @@ def test_a_sample_task_is_solved(postern, tmp, name):
 
 
 def test_an_image_without_bash_is_enough(postern, tmp):
-    """A root with dash, four programs and their libraries; no terminfo, no bashrc."""
-    root = tmp / "root"
-    for name in ("bin", "dev", "proc", "tmp", "etc", "home", "opt", "run", "var"):
-        (root / name).mkdir(parents=True)
-    for program in ("dash", "cat", "ls", "sleep"):
-        path = shutil.which(program)
-        shutil.copy(path, root / "bin" / ("sh" if program == "dash" else program))
-        for library in re.findall(r"(/\S+) \(0x", subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout):
-            target = root / library.lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(library, target)
-    os.chmod(root, 0o755)
+    """No terminfo, no bashrc."""
+    root = lib.small_root(tmp / "root", "cat", "ls", "sleep")
     turns = [says(keys("echo from $0 > answer; ls\n")), says(keys("cat\n", 0.5), keys("C-d"), keys("echo $((20+1))$((1+1))\n")), *sure()]
     task_ = task(tmp / "t.json", verify=["/bin/cat answer"])
     result, calls, _ = rollout(postern, task_, script(tmp / "m.toml", *turns), "--root", f"dir:{root}")
