@@ -143,6 +143,22 @@ struct agent_handlers {
 struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
                               const struct agent_start *start,
                               const struct agent_handlers *handlers, void *context);
+/* An agent that a former server started in this sandbox, which has been taken over and keeps it
+ * (sandbox_kept). What it printed so far is read once more, so that everything known from it is
+ * known again; nothing of that is told twice. */
+#define AGENT_PART_ERR 0x80000000u
+struct agent_resume {
+    struct str log;        /* what it printed, both streams */
+    const uint32_t *parts; /* the pieces it came in: their sizes, and AGENT_PART_ERR for stderr */
+    size_t part_count;
+    bool gap;              /* more was printed afterwards and is not in the log */
+    size_t index;          /* agents that were started before it in the same sandbox */
+    uint64_t position;     /* bytes it printed in all that were seen to */
+    uint64_t events_known; /* events that were told */
+};
+struct agent_run *agent_resume(struct agent_spec *spec, struct sandbox *sandbox,
+                               const struct agent_start *start, const struct agent_resume *resume,
+                               const struct agent_handlers *handlers, void *context);
 void agent_stop(struct agent_run *run);  /* the ladder; on_end still comes (AGENT_KILLED) */
 void agent_close(struct agent_run *run); /* silences and kills; NULL is fine */
 

@@ -34,6 +34,9 @@ struct agent_run {
     uint32_t timeout_ms;
     size_t file_at;
     bool system_put, instruction_put, stopping, over;
+    bool replaying;   /* what it printed for a former server is read again */
+    struct buf said;  /* and what was said to it then */
+    uint64_t skipped; /* events left that were told before */
 };
 
 #define GRACE_MS 500
@@ -157,11 +160,8 @@ static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
     run->handlers.on_end(run->context, &end);
 }
 
-static void on_agent_output(void *context, int stream, struct str data)
+static void take_output(struct agent_run *run, int stream, struct str data)
 {
-    struct agent_run *run = context;
-    if (run->handlers.on_output)
-        run->handlers.on_output(run->context, stream, data);
     if (stream == 1) {
         agent_reader_feed(&run->reader, data);
         return;
@@ -169,6 +169,14 @@ static void on_agent_output(void *context, int stream, struct str data)
     buf_str_append(&run->complaint, data);
     if (run->complaint.size > COMPLAINT_MAX)
         buf_consume(&run->complaint, run->complaint.size - COMPLAINT_MAX);
+}
+
+static void on_agent_output(void *context, int stream, struct str data)
+{
+    struct agent_run *run = context;
+    if (run->handlers.on_output)
+        run->handlers.on_output(run->context, stream, data);
+    take_output(run, stream, data);
 }
 
 static void on_agent_exit(void *context, const struct sandbox_exit *exit)
@@ -237,6 +245,7 @@ static void step(struct agent_run *run)
         .stdin_open = spec->input == AGENT_INPUT_STDIN || spec->input == AGENT_INPUT_ACP,
         .timeout_ms = run->timeout_ms,
         .grace_ms = spec->grace_ms,
+        .keep = true,
     };
     struct sandbox_job_handlers handlers = {.on_output = on_agent_output, .on_exit = on_agent_exit};
     run->job = sandbox_run(run->sandbox, &command, &handlers, run);
@@ -252,7 +261,10 @@ static void step(struct agent_run *run)
 static void on_acp_send(void *context, struct str line)
 {
     struct agent_run *run = context;
-    (void)sandbox_job_write(run->job, line);
+    if (run->replaying)
+        buf_str_append(&run->said, line);
+    else
+        (void)sandbox_job_write(run->job, line);
 }
 
 static void on_patience_over(struct loop_timer *timer)
@@ -266,6 +278,8 @@ static void on_patience_over(struct loop_timer *timer)
 static void on_acp_over(void *context)
 {
     struct agent_run *run = context;
+    if (run->replaying)
+        return; /* done when it has been read */
     sandbox_job_end_input(run->job);
     loop_timer_start(run->loop, &run->pause, grace_of(run), on_patience_over, run);
 }
@@ -316,9 +330,9 @@ static const char *keep(struct agent_run *run, const char *text)
     return text ? arena_text(&run->arena, str_of(text)) : NULL;
 }
 
-struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
-                              const struct agent_start *start,
-                              const struct agent_handlers *handlers, void *context)
+static struct agent_run *run_new(struct agent_spec *spec, struct sandbox *sandbox,
+                                 const struct agent_start *start,
+                                 const struct agent_handlers *handlers, void *context)
 {
     struct agent_run *run = mem_zero(sizeof *run);
     run->spec = agent_spec_ref(spec);
@@ -366,7 +380,71 @@ struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
                                       .context = run};
         run->reader.acp = &run->acp;
     }
+    return run;
+}
+
+struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
+                              const struct agent_start *start,
+                              const struct agent_handlers *handlers, void *context)
+{
+    struct agent_run *run = run_new(spec, sandbox, start, handlers, context);
     step(run);
+    return run;
+}
+
+/* ---------------------------------------------------------------- resuming */
+static void on_read_again(void *context, const struct agent_event *event)
+{
+    struct agent_run *run = context;
+    if (run->skipped)
+        run->skipped--;
+    else if (run->handlers.on_event)
+        run->handlers.on_event(run->context, event);
+}
+
+static void read_again(struct agent_run *run, const struct agent_resume *resume)
+{
+    struct str rest = resume->log;
+    run->replaying = true;
+    run->skipped = resume->events_known;
+    run->reader.on_event = on_read_again;
+    run->reader.context = run;
+    if (run->spec->input == AGENT_INPUT_ACP)
+        agent_acp_begin(&run->acp);
+    for (size_t i = 0; i < resume->part_count; i++) {
+        size_t size = resume->parts[i] & ~AGENT_PART_ERR;
+        take_output(run, resume->parts[i] & AGENT_PART_ERR ? 2 : 1, str_upto(rest, size));
+        rest = str_from(rest, size);
+    }
+    if (resume->gap) { /* what follows begins in the middle of a line */
+        buf_clear(&run->reader.line);
+        run->reader.skipping = true;
+    }
+    run->reader.on_event = run->handlers.on_event;
+    run->reader.context = run->context;
+    run->replaying = false;
+}
+
+struct agent_run *agent_resume(struct agent_spec *spec, struct sandbox *sandbox,
+                               const struct agent_start *start, const struct agent_resume *resume,
+                               const struct agent_handlers *handlers, void *context)
+{
+    struct agent_run *run = run_new(spec, sandbox, start, handlers, context);
+    struct sandbox_job_handlers job = {.on_output = on_agent_output, .on_exit = on_agent_exit};
+    struct sandbox_kept kept = {0};
+    (void)sandbox_kept(sandbox, resume->index, &kept);
+    read_again(run, resume);
+    run->job = sandbox_reattach(sandbox, resume->index, resume->position, &job, run);
+    /* All that was ever said to it; it may not have got the end of that. */
+    struct str said =
+        spec->input == AGENT_INPUT_STDIN ? str_of(run->instruction) : buf_str(&run->said);
+    if (said.size > kept.input && !kept.input_ended)
+        (void)sandbox_job_write(run->job, str_from(said, (size_t)kept.input));
+    if (spec->input == AGENT_INPUT_STDIN)
+        sandbox_job_end_input(run->job);
+    else if (run->acp.over)
+        on_acp_over(run);
+    buf_deinit(&run->said);
     return run;
 }
 

@@ -21,7 +21,12 @@ int log_file_open(struct log_file *log, const char *dir, const char *name, uint6
     OWN(mem) char *path = mem_format("%s/%s", dir, name);
     *log = (struct log_file){.bytes_max = bytes_max};
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    return log->fd < 0 ? err_errno(err, "log '%s'", path) : 0;
+    if (log->fd < 0)
+        return err_errno(err, "log '%s'", path);
+    off_t size = lseek(log->fd, 0, SEEK_END); /* what a former server wrote */
+    log->bytes = size > 0 ? (uint64_t)size : 0;
+    log->cut = log->bytes >= bytes_max;
+    return 0;
 }
 
 static void write_all(struct log_file *log, struct str data)

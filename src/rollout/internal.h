@@ -72,6 +72,9 @@ struct plan {
     struct shared *shared; /* what the preparation made; NULL: this one does it itself */
     bool has_policy;
     int64_t policy_version; /* of the weights when it began */
+    const char *live;       /* <home>/live/<id>, without its endings; NULL: not kept there */
+    bool resumed;           /* a dead server had begun it */
+    struct str state;       /* as that server left it; STR_NONE: its agent was not started yet */
     struct err refused;     /* set before it begins: it is over before it began, and why */
     enum trace_fate refused_fate;
     char refused_reason[24];
@@ -126,6 +129,13 @@ struct log_file {
     uint64_t bytes, bytes_max;
     bool cut, failed;
 };
+/* In what pieces the agent's log came, for agent_resume(): agent.parts. Four bytes a piece while
+ * the log has room; then eight that say how much came in all, written over. */
+struct log_parts {
+    int fd; /* -1: not open */
+    uint64_t records, total;
+    bool full, failed;
+};
 int log_file_open(struct log_file *log, const char *dir, const char *name, uint64_t bytes_max,
                   struct err *err);
 void log_file_write(struct log_file *log,
@@ -160,6 +170,11 @@ void samples_job_start(struct samples_job *job, struct loop *loop,
 /* Its work, when the caller has a thread to spare. */
 void samples_job_run(struct samples_job *job);
 void samples_job_free(struct samples_job *job);
+
+/* --- live.c: <home>/live */
+/* Does nothing when the request's sources are not known; else sets plan->live. */
+int live_write(struct plan *plan, const struct rollout_request *request, struct err *err);
+void live_remove(const struct plan *plan);
 
 /* --- result.json */
 struct result_extra {

@@ -96,6 +96,13 @@ void life_leave_stage(struct life *life)
     life->stage_since_ms = now;
 }
 
+void life_start_deadline(struct life *life, uint64_t spent_ms)
+{
+    uint64_t budget = stage_budget(life, life->stage);
+    loop_timer_start(life->loop, &life->deadline, budget > spent_ms ? budget - spent_ms : 0,
+                     on_stage_deadline, life);
+}
+
 /* The one place where a stage begins: checked, timed, logged, published. */
 static void move(struct life *life, enum trace_stage next)
 {
@@ -104,8 +111,8 @@ static void move(struct life *life, enum trace_stage next)
     life->stage = next;
     LOG_DEBUG("rollout", life->plan->id, "%s", trace_stage_name(next));
     life_log(life, "stage", str_of(trace_stage_name(next)));
-    loop_timer_start(life->loop, &life->deadline, stage_budget(life, next), on_stage_deadline,
-                     life);
+    life_start_deadline(life, 0);
+    life_save(life);
     life_report_send(life, life_report(life, REPORT_STAGE));
 }
 
@@ -221,6 +228,7 @@ void life_step(struct life *life)
         }
         if (!life_ready(life))
             return;
+        life_begin_output(life);
         move(life, TRACE_RUNNING);
         life_start_agent(life);
         return;
@@ -340,6 +348,8 @@ static void fill_result(struct life *life)
 static int open_folder(struct life *life, struct err *err)
 {
     const struct plan *plan = life->plan;
+    if (plan->resumed)
+        life_mend_events(life);
     if (file_make_dirs(plan->dir, 0755, err) < 0 ||
         log_file_open(&life->agent_log, plan->dir, "agent.log", plan->log_bytes_max, err) < 0 ||
         log_file_open(&life->events_log, plan->dir, "events.jsonl", plan->log_bytes_max, err) < 0)
@@ -357,7 +367,7 @@ void life_begin(void *argument)
     life->stage = TRACE_QUEUED;
     life->stage_since_ms = plan->queued_mono_ms;
     life->extra.plan = plan;
-    life->agent_log.fd = life->events_log.fd = -1;
+    life->agent_log.fd = life->events_log.fd = life->agent_parts.fd = -1;
     list_init(&life->tool_jobs);
     life->as_root = plan->task->root || agent_spec_wants_root(plan->agent);
     life->task = plan->task->step_count ? plan->task->steps[0] : plan->task;
@@ -383,7 +393,10 @@ void life_begin(void *argument)
         life_fail(life, TRACE_FATE_SETUP_FAILED, &err);
         return;
     }
-    life_step(life);
+    if (plan->state.data)
+        life_resume(life);
+    else
+        life_step(life);
 }
 
 void life_cancel(void *argument)

@@ -8,7 +8,8 @@
  *     life_ready.c  between setup and the agent; from one step of a task to the next
  *     life_judge.c  verifying and collecting
  *     life_carry.c  what goes over to a verifier with surroundings of its own
- *     life_end.c    closing, the folder, reports */
+ *     life_end.c    closing, the folder, reports
+ *     life_resume.c what is kept for the next server, and going on where a dead one stopped */
 #ifndef ROLLOUT_LIFE_H
 #define ROLLOUT_LIFE_H
 
@@ -74,6 +75,13 @@ struct life {
     struct result_extra extra;
     struct str lookups, connects; /* JSON objects */
     struct log_file agent_log, events_log;
+    struct log_parts agent_parts;
+    bool layer_ready;      /* it was a former server's, and is ours */
+    uint32_t lives;        /* servers that died with it */
+    uint32_t kept_before;  /* agents that were started in this sandbox before this one */
+    uint32_t kept_count;   /* and with it */
+    uint64_t log_base;     /* bytes of agent.log when it was started */
+    uint64_t events_known; /* of the agent, in events.jsonl, told by a former server */
     uint64_t activity_ms;
     char activity[96];
 };
@@ -101,7 +109,8 @@ int life_open_session(struct life *life, struct err *err);
 void life_prepare(struct life *life);
 void life_setup(struct life *life);
 void life_start_agent(struct life *life);
-void life_share(struct life *life); /* a preparation is done: its files become a layer */
+void life_resume_agent(struct life *life); /* or starts it, when it never was */
+void life_share(struct life *life);        /* a preparation is done: its files become a layer */
 void life_settle(struct life *life);
 void life_close_session(struct life *life, uint32_t grace_ms);
 /* What the agent's end means, now that its calls are settled too. */
@@ -126,6 +135,19 @@ uint32_t life_verify_ms(const struct life *life); /* the verifier's */
 /* --- life_ready.c */
 bool life_ready(struct life *life);     /* true: the agent may start; else a note follows */
 bool life_next_step(struct life *life); /* after a verification: there is another one */
+
+/* --- life_resume.c */
+void life_save(struct life *life);         /* after each step that a successor must know of */
+void life_resume(struct life *life);       /* in place of the first step */
+void life_begin_output(struct life *life); /* an agent is about to be started */
+void life_note_output(struct life *life, int stream, struct str data);
+/* What the agent printed for former servers, and from where on it goes on. */
+struct agent_resume;
+void life_read_output(struct life *life, const struct sandbox_kept *kept, struct buf *log,
+                      struct buf *parts, struct agent_resume *out);
+/* A former server's events: cut back to whole lines. Before they are opened. */
+void life_mend_events(struct life *life);
+void life_start_deadline(struct life *life, uint64_t spent_ms); /* life.c: of this stage */
 
 /* --- life_judge.c */
 const char *life_judge_user(const struct life *life); /* NULL: the ordinary one */

@@ -191,6 +191,7 @@ int life_open_session(struct life *life, struct err *err)
         .on_tool = life_on_tool,
         .on_tool_closed = life_on_tool_closed,
         .on_tool_note = life_on_tool_note,
+        .restore = plan->resumed && plan->store,
         .on_call = on_call,
         .on_exhausted = on_exhausted,
         .context = life,
@@ -204,7 +205,8 @@ int life_open_session(struct life *life, struct err *err)
 
 void life_attach_inlet(struct life *life)
 {
-    sandbox_on_inlet(life->sandbox, on_connection, life);
+    if (life->sandbox) /* else the next step's has it */
+        sandbox_on_inlet(life->sandbox, on_connection, life);
 }
 
 static void on_prepared(void *context, const struct err *err)
@@ -314,8 +316,7 @@ static void on_agent_event(void *context, const struct agent_event *event)
 static void on_agent_output(void *context, int stream, struct str data)
 {
     struct life *life = context;
-    (void)stream;
-    log_file_write(&life->agent_log, data);
+    life_note_output(life, stream, data);
 }
 
 static void on_agent_end(void *context, const struct agent_end *end)
@@ -374,7 +375,7 @@ static int agent_env(struct life *life, const char *const **out, struct err *err
     return 0;
 }
 
-void life_start_agent(struct life *life)
+static int how_to_start(struct life *life, struct agent_start *start)
 {
     const struct plan *plan = life->plan;
     const struct task *task = life->task;
@@ -382,10 +383,9 @@ void life_start_agent(struct life *life)
     struct err why = {0};
     if (agent_env(life, &env, &why) < 0) {
         life_fail(life, TRACE_FATE_SETUP_FAILED, &why);
-        return;
+        return -1;
     }
-    life->agent_since_ms = clock_mono_ms();
-    struct agent_start start = {
+    *start = (struct agent_start){
         .loop = life->loop,
         .instruction = task->instruction,
         .system = task->system,
@@ -399,9 +399,37 @@ void life_start_agent(struct life *life)
         .turns_max = plan->turns_max,
         .tools = plan->tool_facts.functions,
     };
-    struct agent_handlers handlers = {
-        .on_event = on_agent_event, .on_output = on_agent_output, .on_end = on_agent_end};
-    life->run = agent_start(plan->agent, life->sandbox, &start, &handlers, life);
+    return 0;
+}
+
+static const struct agent_handlers agent_handlers = {
+    .on_event = on_agent_event, .on_output = on_agent_output, .on_end = on_agent_end};
+
+void life_start_agent(struct life *life)
+{
+    struct agent_start start;
+    if (how_to_start(life, &start) < 0)
+        return;
+    life->agent_since_ms = clock_mono_ms();
+    life->run = agent_start(life->plan->agent, life->sandbox, &start, &agent_handlers, life);
+}
+
+void life_resume_agent(struct life *life)
+{
+    struct agent_start start;
+    struct agent_resume resume = {0};
+    OWN(buf) struct buf log = {0}, parts = {0};
+    struct sandbox_kept kept;
+    if (!sandbox_kept(life->sandbox, life->kept_before, &kept)) {
+        life_start_agent(life); /* the server died on the way to its start */
+        return;
+    }
+    if (how_to_start(life, &start) < 0)
+        return;
+    life->agent_since_ms = life->stage_since_ms;
+    life_read_output(life, &kept, &log, &parts, &resume);
+    life->run =
+        agent_resume(life->plan->agent, life->sandbox, &start, &resume, &agent_handlers, life);
 }
 
 /* ---------------------------------------------------------------- settling */

@@ -8,6 +8,7 @@
 #include "rollout/life.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -187,6 +188,7 @@ void life_finish(struct life *life)
         life_log(life, "result", str_of(trace_fate_name(life->result.fate)));
         log_file_close(&life->agent_log);
         log_file_close(&life->events_log);
+        fd_close(&life->agent_parts.fd);
         if (life->layer[0])
             sandboxes_drop_layer(life->plan->lane.sandboxes, life->layer);
         OWN(buf) struct buf hosts = {0};
@@ -220,6 +222,7 @@ void life_finish(struct life *life)
         }
         OWN(mem) char *owner = mem_format("%s/owner", life->plan->dir);
         (void)unlink(owner);
+        live_remove(life->plan);
         line.size--;
         struct report *report = life_report(life, REPORT_FINAL);
         report->fate = life->result.fate;

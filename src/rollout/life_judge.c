@@ -30,6 +30,7 @@ static void on_snapshot(void *context, const char *layer_id, const struct err *e
         return;
     }
     life->snapshot_over = true;
+    life_save(life); /* the sandbox is gone; this is where its files are */
     life_step(life);
 }
 

@@ -62,6 +62,7 @@ static void reopen(struct life *life)
     layers[count++] = life->layer;
     spec.layers = layers;
     spec.layer_count = count;
+    life->kept_count = 0;
     life->sandbox = sandbox_open(life->plan->lane.sandboxes, &spec, on_reopened, life);
 }
 

@@ -19,6 +19,7 @@
 #include "trace/trace.h"
 
 struct agent_spec;
+struct arena;
 struct buf;
 struct err;
 struct gateway;
@@ -120,7 +121,16 @@ struct rollout_event {
     struct str line;      /* a JSON object and a line feed */
 };
 
+/* Where agent, task and model came from, so that the next server finds them again when this one
+ * dies: as they were asked for, without secrets. */
+struct rollout_sources {
+    const char *agent, *model; /* NULL: unknown, and then the rollout ends with its server */
+    const char *task;          /* a path or a name; NULL: */
+    struct str task_text;      /* the task itself, as JSON */
+};
+
 struct rollout_request {
+    struct rollout_sources sources;
     struct agent_spec *agent; /* the manager takes references of its own */
     struct task *task;
     struct model *model;     /* what answers; likewise */
@@ -160,6 +170,24 @@ int rollouts_check(struct rollouts *rollouts, const struct rollout_request *requ
                    struct err *err);
 /* Would this many be taken now? ERR_CAPACITY, or ERR_CANCELLED when it closes or drains. */
 int rollouts_room(struct rollouts *rollouts, size_t count, struct err *err);
+/* ---------------------------------------------------------------- after a crash */
+/* While a rollout with known sources lives, <home>/live holds what the next server needs to go on
+ * with it: <id>.json, and from the agent's start on <id>.state. */
+struct rollout_left {
+    char id[ID_MAX];
+    struct rollout_request request; /* agent, task and model are still to be found */
+    const char *task;               /* its name */
+    uint64_t queued_ms;             /* wall clock */
+    struct str state;               /* STR_NONE: its agent was not started yet */
+};
+/* Texts live in the arena. ERR_NOT_FOUND: there is none, or it cannot be gone on with. */
+int rollout_left_read(const char *home, const char *id, struct arena *arena,
+                      struct rollout_left *left, struct err *err);
+void rollout_left_remove(const char *home, const char *id);
+/* Goes on with it under its id: from its queue, from provisioning, or from the agent that still
+ * runs. `left->request` is complete now. The caller knows that nobody else does. */
+int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, struct err *err);
+
 /* The rollout ends as `cancelled` (its final event still comes). ERR_NOT_FOUND, or ERR_CONFLICT
  * when it is over. */
 int rollouts_cancel(struct rollouts *rollouts, const char *id, const char *why, struct err *err);

@@ -525,25 +525,32 @@ int rollouts_check(struct rollouts *rollouts, const struct rollout_request *requ
     return check(rollouts, request, &checked, err);
 }
 
-struct entry *rollouts_take(struct rollouts *rollouts, const struct rollout_request *request,
-                            struct err *err)
+static struct entry *take_as(struct rollouts *rollouts, const struct rollout_request *request,
+                             const char *id, bool resumed, struct err *err)
 {
     OWN(checked) struct checked checked = {.mode = GATEWAY_BLACK_BOX};
-    char id[ID_MAX];
     if (check(rollouts, request, &checked, err) < 0)
         return NULL;
-    id_make_after(id, "r", rollouts->last_id);
-    memcpy(rollouts->last_id, id, sizeof id);
     struct plan *plan = plan_new(rollouts, request, gateway_mode_name(checked.mode), id);
     plan->sampling = checked.sampling;
     plan->tools = checked.tools ? arena_str(&plan->arena, str_of(checked.tools)) : STR_NONE;
     plan->tool_facts = checked.facts;
     plan->bundle = checked.bundle ? arena_text(&plan->arena, str_of(checked.bundle)) : NULL;
-    if (rollouts_make_folder(rollouts, plan, err) < 0) {
+    plan->resumed = resumed;
+    if (rollouts_make_folder(rollouts, plan, err) < 0 || live_write(plan, request, err) < 0) {
         plan_unref(plan);
         return NULL;
     }
     return entry_new(rollouts, plan, request, false);
+}
+
+struct entry *rollouts_take(struct rollouts *rollouts, const struct rollout_request *request,
+                            struct err *err)
+{
+    char id[ID_MAX];
+    id_make_after(id, "r", rollouts->last_id);
+    memcpy(rollouts->last_id, id, sizeof id);
+    return take_as(rollouts, request, id, false, err);
 }
 
 void rollouts_queued(struct entry *entry, uint32_t queue_ms_max)
@@ -555,6 +562,7 @@ void rollouts_queued(struct entry *entry, uint32_t queue_ms_max)
 /* Nothing of it is left. */
 void rollouts_undo(struct entry *entry)
 {
+    live_remove(entry->plan);
     if (file_remove_tree(entry->plan->dir, NULL) < 0)
         LOG_WARN("rollout", entry->plan->id, "its empty folder could not be removed");
     entry->rollouts->counts.queued--;
@@ -576,6 +584,29 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
     memcpy(id, entry->plan->id, ID_MAX);
     group_join(entry);
     rollouts_queued(entry, request->queue_ms_max);
+    admission_add(entry);
+    admission_run(rollouts);
+    return 0;
+}
+
+int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, struct err *err)
+{
+    struct entry *entry = take_as(rollouts, &left->request, left->id, true, err);
+    if (!entry)
+        return -1;
+    struct plan *plan = entry->plan;
+    struct err trouble = {0};
+    plan->queued_wall_ms = entry->view.queued_ms = left->queued_ms;
+    if (left->state.data)
+        plan->state = arena_str(&plan->arena, left->state);
+    if (rollouts_put_row(entry, NULL, NULL, &trouble) < 0)
+        LOG_WARN("rollout", left->id, "the index has no row for it: %s", trouble.text);
+    group_join(entry);
+    rollouts_queued(entry, left->request.queue_ms_max);
+    if (left->state.data) {
+        rollouts_start(entry); /* it is under way, whatever the queue is like */
+        return 0;
+    }
     admission_add(entry);
     admission_run(rollouts);
     return 0;

@@ -2,7 +2,7 @@
  *
  *     places.c     where programs and data are
  *     machine.c    the rooms, built and taken down in order
- *     leftovers.c  what a killed predecessor left
+ *     leftovers.c  what a killed predecessor left; resume.c is what of it goes on
  *     batch.c      postern run: a batch of rollouts to its end
  *     serve.c      postern serve; submit.c takes rollouts for it
  *     exec.c       postern exec and shell: no lanes, no store, one sandbox
@@ -21,6 +21,8 @@
 #include "sandbox/sandbox.h"
 #include "store/store.h"
 #include "task/task.h"
+
+#include <pthread.h>
 
 struct machine_lane {
     struct machine *machine;
@@ -47,6 +49,10 @@ struct machine {
     char owner[ID_MAX];
     int owner_fd; /* locked while this process lives */
     char *owner_path;
+    /* Goes on with a rollout of a dead server; NULL: this process does not. */
+    int (*resume)(void *context, struct rollout_left *left, struct err *err);
+    struct map claimed; /* sandboxes, layers and rollouts that are gone on with: not swept */
+    pthread_mutex_t claimed_lock;
     size_t closing_lanes;
     bool closing;
 };
@@ -57,6 +63,7 @@ struct machine_options {
     bool gate;                                        /* calls may be held for a trainer */
     void (*on_signal)(void *context, int number);     /* SIGINT, SIGTERM */
     void (*on_note)(void *context, const char *text); /* may be NULL */
+    int (*resume)(void *context, struct rollout_left *left, struct err *err); /* may be NULL */
     void *context;
 };
 struct machine *machine_open(const struct config *config, const struct machine_options *options,
@@ -77,8 +84,18 @@ struct model *machine_model(const struct config *config, const char *spec, const
 
 /* --- leftovers.c */
 int leftovers_own(struct machine *machine, struct err *err); /* takes the lock others look at */
-void leftovers_mark(struct machine *machine);  /* rollouts of dead processes: infra_failed */
+/* Rollouts of dead processes: gone on with where this process does, else infra_failed. */
+void leftovers_mark(struct machine *machine);
 void leftovers_sweep(struct machine *machine); /* sandboxes of dead processes: destroyed */
+
+/* --- resume.c */
+bool leftovers_is_dead(const char *home, const char *id); /* the owner of that rollout */
+/* Goes on with what is in <home>/live and nobody's. Returns how many. */
+size_t leftovers_resume(struct machine *machine);
+bool leftovers_is_live(const struct machine *machine, const char *id); /* it is in <home>/live */
+/* It is over: as its result says, else as infra_failed for this cause. */
+void leftovers_book(struct machine *machine, const struct rollout_left *left, const char *cause);
+void leftovers_claim(struct machine *machine, const char *what);
 
 /* --- submit.c: rollouts asked for over the control listener */
 struct submitter {
@@ -91,6 +108,7 @@ struct api_receipt;
 struct api_submit;
 int submitter_submit(void *context, const struct api_submit *orders, size_t count,
                      struct api_receipt *receipt, struct err *err);
+int submitter_resume(void *context, struct rollout_left *left, struct err *err);
 int submitter_cancel(void *context, const char *id, const char *why, struct err *err);
 void submitter_deinit(struct submitter *submitter);
 

@@ -2,13 +2,15 @@
  *
  * Several processes may share a home, so "not finished" alone does not mean dead. Each process
  * holds a lock on <home>/owners/<its id> while it lives, and each unfinished rollout's folder names
- * its owner. A rollout whose owner's lock can be taken has nobody left: it comes back as
- * infra_failed, once. The sandboxes such a process left at the keeper are destroyed; the keeper
- * knows which have no server. */
+ * its owner. A rollout whose owner's lock can be taken has nobody left: `serve` goes on with it
+ * where it can (resume.c), else it comes back as infra_failed, once. The sandboxes such a process
+ * left at the keeper and that nobody goes on with are destroyed; the keeper knows which have no
+ * server. */
 #include "runtime/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +18,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fd.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "json/json.h"
+
+#define TURN_MS_MAX 60000
 
 static void note(struct machine *machine, const char *text)
 {
@@ -30,6 +35,8 @@ static void note(struct machine *machine, const char *text)
 
 /* ---------------------------------------------------------------- owners */
 /* False when somebody holds the lock. A file that is gone belongs to nobody. */
+static bool owner_is_dead(const char *home, const char *dir);
+
 static bool is_dead(const char *home, const char *owner)
 {
     if (!owner[0] || strchr(owner, '/'))
@@ -85,6 +92,12 @@ static void dead_free(struct dead *row)
         free(texts[i]);
 }
 
+bool leftovers_is_dead(const char *home, const char *id)
+{
+    OWN(mem) char *dir = mem_format("%s/rollouts/%s", home, id);
+    return owner_is_dead(home, dir);
+}
+
 static bool owner_is_dead(const char *home, const char *dir)
 {
     OWN(mem) char *path = mem_format("%s/owner", dir);
@@ -98,8 +111,9 @@ static bool on_row(void *context, const struct store_rollout *row)
 {
     struct dead_list *list = context;
     list->seen++;
-    if (row->fate || !row->dir || !owner_is_dead(list->machine->config->home, row->dir))
-        return true;
+    if (row->fate || !row->dir || leftovers_is_live(list->machine, row->id) ||
+        !owner_is_dead(list->machine->config->home, row->dir))
+        return true; /* what is live is gone on with, by us or by the next server */
     if (list->count == list->room) {
         list->room = list->room ? list->room * 2 : 16;
         list->rows = mem_grow(list->rows, list->room * sizeof *list->rows);
@@ -125,7 +139,7 @@ static bool on_row(void *context, const struct store_rollout *row)
 #define CAUSE "the server that ran it died"
 #define RESULT_BYTES_MAX (64u << 20)
 
-static void write_result(const struct dead *row)
+static void write_result(const struct dead *row, const char *cause)
 {
     OWN(mem) char *path = mem_format("%s/result.json", row->dir);
     OWN(buf) struct buf text = {0};
@@ -133,7 +147,7 @@ static void write_result(const struct dead *row)
     json_begin_object(&out);
     json_set_text(&out, "id", row->id);
     json_set_text(&out, "class", trace_fate_name(TRACE_FATE_INFRA_FAILED));
-    json_set_text(&out, "cause", CAUSE);
+    json_set_text(&out, "cause", cause);
     json_set_text(&out, "rollout_id", row->id);
     json_set_text(&out, "run", row->run);
     json_set_text(&out, "group_id", row->group);
@@ -147,7 +161,7 @@ static void write_result(const struct dead *row)
     json_set_text(&out, "stage", trace_stage_name(TRACE_FAILED));
     json_set_text(&out, "failed_stage", row->stage);
     json_set_text(&out, "error_kind", err_meaning(ERR_LOST)->name);
-    json_set_text(&out, "error", CAUSE);
+    json_set_text(&out, "error", cause);
     json_set_null(&out, "reward");
     json_end_object(&out);
     buf_byte(&text, '\n');
@@ -183,7 +197,7 @@ static bool read_result(const struct dead *row, struct store_rollout *over, stru
     return true;
 }
 
-static void mark(struct machine *machine, const struct dead *row)
+static void mark(struct machine *machine, const struct dead *row, const char *cause)
 {
     struct store_rollout over = {
         .id = row->id,
@@ -196,7 +210,7 @@ static void mark(struct machine *machine, const struct dead *row)
         .backend = row->backend,
         .stage = trace_stage_name(TRACE_FAILED),
         .fate = trace_fate_name(TRACE_FATE_INFRA_FAILED),
-        .error = CAUSE,
+        .error = cause,
         .dir = row->dir,
         .index = row->index,
         .prompt_tokens = -1,
@@ -208,15 +222,66 @@ static void mark(struct machine *machine, const struct dead *row)
     struct err err = {0};
     OWN(arena) struct arena arena = {0};
     if (!read_result(row, &over, &arena))
-        write_result(row);
+        write_result(row, cause);
     OWN(mem) char *owner = mem_format("%s/owner", row->dir);
     (void)unlink(owner);
     if (store_put_rollout(machine->store, NULL, &over, NULL, NULL, &err) < 0)
         LOG_WARN("runtime", row->id, "could not be marked as failed: %s", err.text);
 }
 
+void leftovers_book(struct machine *machine, const struct rollout_left *left, const char *cause)
+{
+    const struct rollout_request *request = &left->request;
+    OWN(mem) char *dir = mem_format("%s/rollouts/%s", machine->config->home, left->id);
+    OWN(mem) char *home = realpath(machine->config->home, NULL);
+    OWN(mem) char *full = mem_format("%s/rollouts/%s", home ? home : ".", left->id);
+    struct dead row = {
+        .id = (char *)(uintptr_t)left->id,
+        .run = (char *)(uintptr_t)request->run,
+        .group = (char *)(uintptr_t)request->group,
+        .task = (char *)(uintptr_t)left->task,
+        .agent = (char *)(uintptr_t)request->sources.agent,
+        .model = (char *)(uintptr_t)request->sources.model,
+        .mode = (char *)(uintptr_t)request->mode,
+        .backend = (char *)(uintptr_t)request->backend,
+        .stage =
+            (char *)(uintptr_t)trace_stage_name(left->state.data ? TRACE_RUNNING : TRACE_QUEUED),
+        .dir = home ? full : dir,
+        .index = request->index,
+        .queued_ms = left->queued_ms,
+    };
+    if (cause[0])
+        LOG_WARN("runtime", left->id, "%s", cause);
+    mark(machine, &row, cause);
+}
+
+/* One start at a time decides who goes on with what. */
+static int take_turn(const struct machine *machine)
+{
+    OWN(mem) char *path = mem_format("%s/owners/.turn", machine->config->home);
+    OWN(fd) int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    for (uint64_t until = clock_mono_ms() + TURN_MS_MAX; fd >= 0; (void)poll(NULL, 0, 5)) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return fd_take(&fd);
+        if (clock_mono_ms() > until)
+            break;
+    }
+    LOG_WARN("runtime", NULL, "'%s' cannot be had: dead servers' rollouts are left alone", path);
+    return -1;
+}
+
 void leftovers_mark(struct machine *machine)
 {
+    OWN(fd) int turn = take_turn(machine);
+    if (turn < 0)
+        return;
+    size_t resumed = machine->resume ? leftovers_resume(machine) : 0;
+    if (resumed) {
+        char text[160];
+        snprintf(text, sizeof text, "%zu rollout%s of a server that died: gone on with", resumed,
+                 resumed == 1 ? "" : "s");
+        note(machine, text);
+    }
     struct dead_list list = {.machine = machine};
     for (int stage = TRACE_QUEUED; stage < TRACE_DONE; stage++) {
         OWN(mem) char *before = NULL;
@@ -236,7 +301,7 @@ void leftovers_mark(struct machine *machine)
         } while (list.seen == 1000 && before);
     }
     for (size_t i = 0; i < list.count; i++) {
-        mark(machine, &list.rows[i]);
+        mark(machine, &list.rows[i], CAUSE);
         dead_free(&list.rows[i]);
     }
     free(list.rows);
@@ -272,6 +337,19 @@ static void on_destroyed(void *context, const struct err *err)
     room->destroying--;
 }
 
+/* Is it somebody's, though its server is gone? */
+static bool is_claimed(struct machine *machine, const struct sandbox_found *found)
+{
+    const char *label = found->label ? found->label : "";
+    if (!machine->resume) /* the next server wants it */
+        return label[0] && leftovers_is_live(machine, label);
+    pthread_mutex_lock(&machine->claimed_lock);
+    bool claimed = map_get(&machine->claimed, str_of(found->id)) ||
+                   (found->layer && map_get(&machine->claimed, str_of(label)));
+    pthread_mutex_unlock(&machine->claimed_lock);
+    return claimed;
+}
+
 static void on_found(void *context, const struct sandbox_found *found, size_t count,
                      const struct err *err)
 {
@@ -284,6 +362,8 @@ static void on_found(void *context, const struct sandbox_found *found, size_t co
     }
     size_t sandboxes = 0;
     for (size_t i = 0; i < count; i++) {
+        if (is_claimed(room->machine, &found[i]))
+            continue;
         LOG_INFO("runtime", found[i].id, "left over from %s",
                  found[i].label ? found[i].label : "?");
         if (found[i].layer) {

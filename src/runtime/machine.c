@@ -180,6 +180,8 @@ struct machine *machine_open(const struct config *config, const struct machine_o
     machine->owner_fd = -1;
     machine->on_signal = options->on_signal;
     machine->on_note = options->on_note;
+    machine->resume = options->resume;
+    pthread_mutex_init(&machine->claimed_lock, NULL);
     machine->context = options->context;
     if (build(machine, options, err) == 0)
         return machine;
@@ -262,6 +264,8 @@ void machine_free(struct machine *machine)
         (void)unlink(machine->owner_path);
     free(machine->owner_path);
     fd_close(&machine->owner_fd);
+    map_deinit(&machine->claimed);
+    pthread_mutex_destroy(&machine->claimed_lock);
     free(machine->rooms);
     free(machine);
 }

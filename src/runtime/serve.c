@@ -100,6 +100,12 @@ static int submit(void *context, const struct api_submit *orders, size_t count,
     return submitter_submit(&serve->submitter, orders, count, receipt, err);
 }
 
+static int resume(void *context, struct rollout_left *left, struct err *err)
+{
+    struct serve *serve = context;
+    return submitter_resume(&serve->submitter, left, err);
+}
+
 static int cancel(void *context, const char *id, const char *why, struct err *err)
 {
     struct serve *serve = context;
@@ -163,7 +169,8 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
                   void *context, struct err *err)
 {
     struct serve serve = {0};
-    struct machine_options options = {.gate = true, .on_signal = on_signal, .context = &serve};
+    struct machine_options options = {
+        .gate = true, .on_signal = on_signal, .resume = resume, .context = &serve};
     serve.machine = machine_open(config, &options, err);
     if (!serve.machine)
         return -1;

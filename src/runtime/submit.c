@@ -12,6 +12,7 @@
 #include "api/api.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "json/json.h"
 #include "runtime/internal.h"
 
 #define MODELS_MAX 1000
@@ -260,6 +261,11 @@ static int find_all(struct submitter *submitter, const struct api_submit *order,
         return bad(err, "agent");
     }
     request->task = find_task(submitter, order, err);
+    request->sources =
+        (struct rollout_sources){.agent = order->agent,
+                                 .model = model,
+                                 .task = order->inline_task.data ? NULL : order->task,
+                                 .task_text = order->inline_task};
     return request->task ? 0 : -1;
 }
 
@@ -383,6 +389,26 @@ int submitter_submit(void *context, const struct api_submit *orders, size_t coun
         agent_spec_unref(requests[i].agent);
     }
     free(requests);
+    return result;
+}
+
+int submitter_resume(void *context, struct rollout_left *left, struct err *err)
+{
+    struct submitter *submitter = context;
+    struct rollout_request *request = &left->request;
+    struct api_submit order = {
+        .agent = request->sources.agent,
+        .model = request->sources.model,
+        .task = request->sources.task,
+        .inline_task = request->sources.task_text,
+        .mode = request->mode,
+        .tools = request->tools,
+    };
+    int result = find_all(submitter, &order, request, err);
+    if (result == 0)
+        result = rollouts_resume(submitter->machine->rollouts, left, err);
+    task_unref(request->task);
+    agent_spec_unref(request->agent);
     return result;
 }
 

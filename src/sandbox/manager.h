@@ -77,8 +77,8 @@ struct sandbox {
     struct loop_timer life_timer; /* life_ms_max */
 
     /* With the backend: at most one of each is in flight. */
-    bool adopting; /* it exists already: it is taken over, or not */
-    bool attached; /* to what was kept in it */
+    bool adopting;     /* it exists already: it is taken over, or not */
+    unsigned attached; /* bits: to which of what was kept in it */
     bool create_pending, destroy_pending, exists;
     unsigned destroy_failures;
     bool life_over;

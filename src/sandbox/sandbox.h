@@ -197,11 +197,11 @@ struct sandbox_kept {
     bool over;         /* it has ended */
     bool input_ended;
 };
-/* False: there is none, so it was never started. */
-bool sandbox_kept(const struct sandbox *sandbox, struct sandbox_kept *kept);
+/* The one that was started after `index` others. False: there is none, so it was never started. */
+bool sandbox_kept(const struct sandbox *sandbox, size_t index, struct sandbox_kept *kept);
 /* The command as a job of ours: its output from `position` on (not before `from`), then its end,
  * also when that was long ago. At most once. */
-struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, uint64_t position,
+struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, size_t index, uint64_t position,
                                      const struct sandbox_job_handlers *handlers, void *context);
 
 /* Runs to the end and keeps the first `bytes_max` of each stream. The common case. */

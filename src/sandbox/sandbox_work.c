@@ -107,11 +107,12 @@ struct sandbox_job *sandbox_run(struct sandbox *sandbox, const struct sandbox_co
     return channel_run(channel_of(sandbox), command, handlers, context);
 }
 
-bool sandbox_kept(const struct sandbox *sandbox, struct sandbox_kept *out)
+bool sandbox_kept(const struct sandbox *sandbox, size_t index, struct sandbox_kept *out)
 {
     const struct wire_kept *kept;
-    if (!sandbox->channel || !channel_kept(sandbox->channel, &kept))
+    if (!sandbox->channel || channel_kept(sandbox->channel, &kept) <= index)
         return false;
+    kept += index;
     *out = (struct sandbox_kept){.from = kept->from,
                                  .to = kept->to,
                                  .input = kept->input,
@@ -120,14 +121,15 @@ bool sandbox_kept(const struct sandbox *sandbox, struct sandbox_kept *out)
     return true;
 }
 
-struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, uint64_t position,
+struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, size_t index, uint64_t position,
                                      const struct sandbox_job_handlers *handlers, void *context)
 {
     const struct wire_kept *kept;
     struct channel *channel = channel_of(sandbox);
-    CHECK(channel_kept(channel, &kept) && !sandbox->attached);
+    CHECK(channel_kept(channel, &kept) > index && !(sandbox->attached & 1u << index));
+    kept += index;
     CHECK(position >= kept->from && position <= kept->to);
-    sandbox->attached = true;
+    sandbox->attached |= 1u << index;
     return channel_attach(channel, kept, position, handlers, context);
 }
 
