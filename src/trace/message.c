@@ -1,7 +1,8 @@
 /* message.c - messages read back from the record, and which message is which.
  *
  * An agent sends its whole history with every call, and never quite as it got it: arguments of
- * calls are serialised anew, reasoning is dropped, ids are left out, blanks are trimmed. The key of
+ * calls are serialised anew, reasoning is dropped, ids are left out, tools are called by another of
+ * their names, blanks are trimmed. The key of
  * a message is a hash over what does not change on that way; what may be missing on either side is
  * compared apart, where both have it. */
 #include <stdlib.h>
@@ -204,10 +205,8 @@ struct trace_key trace_message_key(const struct trace_message *message)
     enum trace_role role = message->role == TRACE_DEVELOPER ? TRACE_SYSTEM : message->role;
     hash_bytes(&hash, 'm', str_make(&role, sizeof role));
     hash_content(&hash, message);
-    for (size_t i = 0; i < message->call_count; i++) {
-        hash_bytes(&hash, 'c', message->calls[i].name);
+    for (size_t i = 0; i < message->call_count; i++)
         hash_arguments(&hash, message->calls[i].arguments);
-    }
     XXH128_hash_t digest = XXH3_128bits_digest(&hash.state);
     return (struct trace_key){digest.high64, digest.low64};
 }
@@ -222,8 +221,13 @@ bool trace_message_same(const struct trace_message *a, const struct trace_messag
     if (!agree(a->tool_call_id, b->tool_call_id) ||
         !agree(str_trim(a->reasoning), str_trim(b->reasoning)))
         return false;
-    for (size_t i = 0; i < a->call_count && i < b->call_count; i++)
-        if (!agree(a->calls[i].id, b->calls[i].id))
+    if (a->call_count != b->call_count)
+        return false;
+    for (size_t i = 0; i < a->call_count; i++) {
+        const struct trace_tool_call *left = &a->calls[i], *right = &b->calls[i];
+        bool same_id = left->id.size && str_equal(left->id, right->id);
+        if (!agree(left->id, right->id) || (!same_id && !str_equal(left->name, right->name)))
             return false;
-    return a->call_count == b->call_count;
+    }
+    return true;
 }

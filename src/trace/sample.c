@@ -215,6 +215,7 @@ static int walk_request(struct samples *samples, struct turn *turn, struct json 
         node = graph_above(samples, parent->request_node, (uint32_t)shared);
     }
     *from_depth = samples->nodes[node].depth;
+    turn->origin = samples->nodes[node].last;
     OWN(arena) struct arena scratch = {0};
     JSON_EACH (item, json_get(request, "messages")) {
         struct trace_message message;
@@ -229,19 +230,21 @@ static int walk_request(struct samples *samples, struct turn *turn, struct json 
                 return err_set(err, ERR_LIMIT, "the messages of this rollout are too large");
         } else {
             *from_depth += known;
-            if (samples->nodes[next].turn != NONE)
-                note_copy(samples, turn, samples->nodes[next].raw, json_raw(item.value));
+        }
+        if (samples->nodes[next].turn != NONE) {
+            turn->origin = samples->nodes[next].turn;
+            turn->was = turn->sent_back = STR_NONE;
+            note_copy(samples, turn, samples->nodes[next].raw, json_raw(item.value));
         }
         if (message.role == TRACE_ASSISTANT && samples->nodes[next].turn == NONE) {
             uint32_t origin = graph_known(samples, key);
-            turn->origin = origin == NONE ? turn->origin : origin;
+            if (origin != NONE && !samples->turns[origin].side)
+                turn->origin = origin;
         }
         node = next;
     }
     turn->request_node = node;
     turn->parent = samples->nodes[node].last;
-    if (turn->parent != NONE)
-        turn->origin = turn->parent;
     struct json tools = json_get(request, "tools");
     if (json_size(tools))
         samples->tools = arena_str(&samples->arena, json_raw(tools));

@@ -4,7 +4,8 @@
  *     asks the same again                                resampled
  *     goes on from an earlier turn                       edited (or a sub-agent that got the
  * history) goes on from no turn, and its messages hold ...
- *         ... an earlier answer's text                   compaction: that answer is the summary
+ *         ... an earlier answer's text                   compaction: that answer is the summary,
+ * and its turn, when it is a branch, a summary
  *         ... earlier answers as they were               edited: what came before them was changed
  *         ... what a tool call had as argument           sub_agent: that call started it
  *         ... nothing of the kind                        other
@@ -32,6 +33,8 @@ const char *branch_kind_name(enum branch_kind kind)
         return "sub_agent";
     case BRANCH_COMPACTION:
         return "compaction";
+    case BRANCH_SUMMARY:
+        return "summary";
     case BRANCH_EDITED:
         return "edited";
     case BRANCH_RESAMPLED:
@@ -193,6 +196,23 @@ static uint32_t asked_before(const struct samples *samples, uint32_t at)
     return NONE;
 }
 
+/* What a summary is of: what its call went on from, or, when it was told the conversation in a
+ * prompt of its own, the turn before it. */
+static uint32_t summarised(const struct samples *samples, uint32_t summary)
+{
+    const struct turn *turn = &samples->turns[summary];
+    bool apart = turn->side ||
+                 (turn->thread != NONE && samples->threads[turn->thread].kind == BRANCH_SUMMARY);
+    if (!apart)
+        return summary;
+    if (turn->parent != NONE)
+        return turn->parent;
+    for (uint32_t i = summary; i-- > 0;)
+        if (samples->turns[i].answered && !samples->turns[i].side)
+            return i;
+    return NONE;
+}
+
 static struct thread new_thread(struct samples *samples, uint32_t at, uint32_t from_depth)
 {
     const struct turn *turn = &samples->turns[at];
@@ -208,7 +228,9 @@ static struct thread new_thread(struct samples *samples, uint32_t at, uint32_t f
     if (thread.summary != NONE) {
         const struct turn *summary = &samples->turns[thread.summary];
         thread.kind = BRANCH_COMPACTION;
-        thread.from = summary->side ? summary->parent : thread.summary;
+        if (summary->opens && samples->threads[summary->thread].kind == BRANCH_EDITED)
+            samples->threads[summary->thread].kind = BRANCH_SUMMARY;
+        thread.from = summarised(samples, thread.summary);
         return thread;
     }
     if (!started && find_spawn(samples, at, from_depth, &thread))

@@ -36,6 +36,7 @@ enum branch_kind {
     BRANCH_MAIN,
     BRANCH_SUB_AGENT,
     BRANCH_COMPACTION,
+    BRANCH_SUMMARY, /* asked for what a compaction then begins with */
     BRANCH_EDITED,
     BRANCH_RESAMPLED,
     BRANCH_OTHER,
@@ -72,7 +73,7 @@ struct turn {
     /* messages */
     uint32_t request_node, answer_node; /* NONE: not understood; no answer */
     uint32_t parent;                    /* whose answer the request goes on from; NONE */
-    uint32_t origin; /* parent, or the turn whose answer is in a rewritten history; NONE */
+    uint32_t origin; /* whose answer is its last, also after changed messages; NONE */
     uint32_t thread;
     bool continued;            /* a later turn goes on from it */
     bool opens;                /* the first turn of its thread */

@@ -297,12 +297,14 @@ void trace_result_write(const struct trace_result *result, struct json_writer *o
 bool trace_message_read(struct json value, struct arena *arena, struct trace_message *out);
 /* Which message it is, however its client writes it: role, text, and calls with their arguments
  * canonical (key order, white space and number spelling do not count; blanks around an assistant's
- * text do not either). Reasoning and ids are left out: clients drop the first, some the second. */
+ * text do not either). Reasoning, ids and names of tools are left out: clients drop the first, some
+ * the second, and put a tool's newer name for the older. */
 struct trace_key {
     uint64_t high, low;
 };
 struct trace_key trace_message_key(const struct trace_message *message);
-/* May two messages of the same key be one? Ids and reasoning must agree where both have them. */
+/* May two messages of the same key be one? Ids and reasoning must agree where both have them, names
+ * of tools unless the ids are the same. */
 bool trace_message_same(const struct trace_message *a, const struct trace_message *b);
 
 /* Seconds since 1970 of a time as calls.jsonl and result.json have it; 0: none. */
