@@ -83,7 +83,8 @@ def check_includes(path, text, rooms):
 # A room has one door; these are the few that need a second, each with its reason.
 SECOND_DOORS = {
     "config": {"config/toml.h"},  # the reader serves specs of agents, tasks and backends too
-    "trace": {"trace/sample.h"},  # calls -> message graph -> training rows: behaviour, where the door is plain data
+    "trace": {"trace/sample.h",  # calls -> message graph -> training rows: behaviour, where the door is plain data
+              "trace/rules.h"},  # what specs say about calls: made by agent, used by gateway, which do not know each other
     "gateway": {"gateway/gate.h"},  # the trainer's side of held calls, on another loop than the agents' side
 }
 

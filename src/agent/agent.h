@@ -23,6 +23,7 @@ struct agent_run;
 struct agent_install;
 struct json_writer;
 struct loop;
+struct trace_rules;
 
 /* What the sandbox gets instead of a key: model routes on the inlet need none. */
 #define AGENT_DUMMY_KEY "postern-no-key-needed"
@@ -53,9 +54,30 @@ void agent_spec_write_members(const struct agent_spec *spec, struct json_writer 
 
 /* What a rollout wants of its agent. ERR_UNSUPPORTED says what this one cannot do. */
 struct agent_wants {
-    bool tools; /* the task has tools to call */
+    bool tools;            /* the task has tools to call */
+    bool turns;            /* the user says more than the instruction */
+    bool root;             /* it would be root inside */
+    uint64_t memory_bytes; /* it would have; 0: not known */
 };
 int agent_spec_fit(const struct agent_spec *spec, const struct agent_wants *wants, struct err *err);
+
+/* What is known of its calls beforehand; lives as long as the spec. */
+const struct trace_rules *agent_spec_rules(const struct agent_spec *spec);
+/* It may take a broken stream for the end of an answer, and end well. */
+bool agent_spec_reset_ends(const struct agent_spec *spec);
+/* Paths inside that it wants kept, NULL-terminated, in the arena; NULL: none. */
+struct arena;
+const char *const *agent_spec_artifacts(const struct agent_spec *spec, const char *workdir,
+                                        bool as_root, struct arena *arena);
+
+/* --- what an agent needs of the place it runs in: programs, versions, paths. ERR_UNSUPPORTED names
+ * what is missing. When it is installed. */
+struct agent_check;
+bool agent_spec_has_needs(const struct agent_spec *spec);
+struct agent_check *agent_check(struct loop *loop, struct agent_spec *spec, struct sandbox *sandbox,
+                                void (*on_done)(void *context, const struct err *err),
+                                void *context);
+void agent_check_close(struct agent_check *check); /* NULL is fine */
 
 /* --- bundles: agents built once on the host (postern agents install), mounted into every sandbox.
  * `home` is Postern's. */

@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "base/arena.h"
+#include "trace/rules.h"
 
 #define AGENT_FILE_BYTES_MAX (256u << 20)
 #define AGENT_FINAL_TEXT_MAX (64u << 10)
@@ -78,10 +79,23 @@ struct agent_bundle {
     uint32_t build_ms_max;
     char key[13];
 };
+enum agent_user { AGENT_USER_ANY, AGENT_USER_ROOT, AGENT_USER_ORDINARY };
+struct agent_needs {
+    enum agent_user user;
+    uint64_t memory_bytes; /* 0: not said */
+    const char *const *programs, *const *paths;
+    struct agent_pair *versions; /* program -> the least */
+    size_t version_count;
+};
 /* Arguments that are added when a variable has a value. */
 struct agent_option {
     const char *variable;
     const char *const *argv;
+};
+/* What an exit code means, for people. */
+struct agent_code {
+    int code;
+    const char *words;
 };
 struct agent_spec {
     const char *name, *summary, *version, *where;
@@ -100,6 +114,7 @@ struct agent_spec {
     const char *const *argv;
     struct agent_option *options;
     size_t option_count;
+    const char *const *argv_each; /* for each of the disabled tools, with {item}; NULL: none */
     const char *const *argv_last; /* after the options; NULL: none */
     const char *const *env;
     const char *cwd, *user;
@@ -119,10 +134,18 @@ struct agent_spec {
     bool error_fails;      /* the last thing said is an error: failed, whatever the exit code */
     unsigned needed_kinds; /* bits: events without which exit code 0 is a failure */
 
+    struct agent_code *code_words;
+    size_t code_word_count;
     int *ok_codes, *limit_codes;
     size_t ok_count, limit_count;
 
     enum agent_mcp mcp;
+    struct trace_rules rules_wire;
+    uint32_t retry_attempts; /* requests it makes before it gives up; 0: not said. For people */
+    bool reset_ends;         /* it may take a broken stream for the end of an answer */
+    struct agent_needs needs;
+    const char *const *artifacts; /* with variables; NULL: none */
+    const char *const *disabled;  /* NULL: none */
 
     struct arena arena;
     atomic_int references;
@@ -149,11 +172,13 @@ enum agent_variable {
     AGENT_VAR_DISABLED_TOOLS,
     AGENT_VAR_MCP_URL,
     AGENT_VAR_MCP_NAME,
+    AGENT_VAR_ITEM, /* of a list, inside its part */
     AGENT_VARS
 };
 extern const char *const agent_variable_names[AGENT_VARS + 1];
 struct agent_values {
     const char *value[AGENT_VARS]; /* NULL: none, an empty text */
+    const char *const *items;      /* of {*disabled_tools}; NULL: none */
 };
 /* The first "{word}" that is no variable, or STR_NONE. */
 struct str agent_variable_unknown(const char *text);
@@ -179,8 +204,17 @@ int spec_texts(struct agent_spec *spec, struct toml_node *table, const char *key
 int spec_duration(struct toml_node *table, const char *key, uint32_t *out, struct err *err);
 bool spec_uses(const struct agent_spec *spec, enum agent_variable variable);
 
-/* --- spec_wire.c: what the agent says and needs to hear on the wire: MCP */
+/* --- spec_wire.c: what passes between the agent and its inlet */
 int agent_wire_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+
+/* --- spec_exit.c: how it ends and what is kept of it */
+int agent_exit_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+int agent_artifacts_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+
+/* --- needs.c */
+int agent_needs_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+int agent_version_compare(const char *a, const char *b);
+struct str agent_version_find(struct str text); /* STR_NONE: there is none */
 
 /* --- bundles */
 #define AGENT_BUNDLES_INSIDE "/opt/postern/agents"

@@ -132,13 +132,17 @@ static void describe(const struct agent_run *run, const struct sandbox_exit *exi
                      struct agent_end *end)
 {
     struct str why = str_trim(buf_str(&run->complaint));
+    const char *means = "";
+    for (size_t i = 0; exit->end == SANDBOX_EXITED && i < run->spec->code_word_count; i++)
+        if (run->spec->code_words[i].code == exit->code)
+            means = run->spec->code_words[i].words;
     if (run->reader.last_is_error)
         why = str_of(run->reader.error);
     else if (why.size > COMPLAINT_SHOWN)
         why = str_from(why, why.size - COMPLAINT_SHOWN);
-    snprintf(end->text, sizeof end->text, "the agent %s: %s%s%.*s", run->spec->name,
-             exit->text[0] ? exit->text : sandbox_end_name(exit->end), why.size ? ": " : "",
-             STR_ARGS(why));
+    snprintf(end->text, sizeof end->text, "the agent %s: %s%s%s%s%s%.*s", run->spec->name,
+             exit->text[0] ? exit->text : sandbox_end_name(exit->end), means[0] ? " (" : "", means,
+             means[0] ? ")" : "", why.size ? ": " : "", STR_ARGS(why));
 }
 
 static void end_run(struct agent_run *run, const struct sandbox_exit *exit)
@@ -299,7 +303,7 @@ static void make_argv(struct agent_run *run)
     size_t room = list_size(spec->argv) + 1, used = 0;
     for (size_t i = 0; i < spec->option_count; i++)
         room += list_size(spec->options[i].argv);
-    room += list_size(spec->argv_last);
+    room += list_size(spec->argv_last) + list_size(spec->argv_each) * list_size(spec->disabled);
     run->argv = arena_alloc(&run->arena, room * sizeof *run->argv);
     for (size_t i = 0; spec->argv[i]; i++)
         run->argv[used++] = agent_expand(&run->arena, spec->argv[i], &run->values);
@@ -310,6 +314,12 @@ static void make_argv(struct agent_run *run)
         for (size_t j = 0; spec->options[i].argv[j]; j++)
             run->argv[used++] = agent_expand(&run->arena, spec->options[i].argv[j], &run->values);
     }
+    for (size_t i = 0; spec->argv_each && spec->disabled && spec->disabled[i]; i++) {
+        run->values.value[AGENT_VAR_ITEM] = spec->disabled[i];
+        for (size_t j = 0; spec->argv_each[j]; j++)
+            run->argv[used++] = agent_expand(&run->arena, spec->argv_each[j], &run->values);
+    }
+    run->values.value[AGENT_VAR_ITEM] = NULL;
     for (size_t i = 0; spec->argv_last && spec->argv_last[i]; i++)
         run->argv[used++] = agent_expand(&run->arena, spec->argv_last[i], &run->values);
 }

@@ -194,6 +194,9 @@ bool spec_uses(const struct agent_spec *spec, enum agent_variable variable)
     for (size_t i = 0; spec->argv_last && spec->argv_last[i]; i++)
         if (agent_variable_used(spec->argv_last[i], variable))
             return true;
+    for (size_t i = 0; spec->argv_each && spec->argv_each[i]; i++)
+        if (agent_variable_used(spec->argv_each[i], variable))
+            return true;
     for (size_t i = 0; spec->env && spec->env[i]; i++)
         if (agent_variable_used(spec->env[i], variable))
             return true;
@@ -235,6 +238,7 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     if (toml_need_table(root, "run", &run, err) < 0 ||
         spec_texts(spec, run, "argv", &spec->argv, err) < 0 || read_options(spec, run, err) < 0 ||
         spec_texts(spec, run, "argv_last", &spec->argv_last, err) < 0 ||
+        spec_texts(spec, run, "argv_each", &spec->argv_each, err) < 0 ||
         spec_text(spec, run, "cwd", &spec->cwd, err) < 0 ||
         spec_text(spec, run, "user", &spec->user, err) < 0 ||
         toml_environment(run, "env", &env, &env_count, err) < 0 ||
@@ -251,6 +255,10 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     if (env && keep_list(spec, toml_get(run, "env"), env, env_count, &spec->env, err) < 0)
         return -1;
     spec->input = (enum agent_input)input;
+    if (spec->disabled && !spec->argv_each && !spec_uses(spec, AGENT_VAR_DISABLED_TOOLS))
+        return toml_error(run, err,
+                          "disabled_tools is said, but neither {disabled_tools} nor argv_each "
+                          "hands it over");
     if (read_system(spec, run, err) < 0)
         return -1;
     if (spec->instruction_file[0] != '/' || spec->system_file[0] != '/')
@@ -358,58 +366,6 @@ static int read_output(struct agent_spec *spec, struct toml_node *root, struct e
     return 0;
 }
 
-static int read_codes(struct agent_spec *spec, struct toml_node *table, const char *key, int **out,
-                      size_t *count, struct err *err)
-{
-    struct toml_node *node = table ? toml_get(table, key) : NULL;
-    if (!node)
-        return 0;
-    if (node->type != TOML_ARRAY)
-        return toml_error(node, err, "%s is a list of exit codes", key);
-    *out = arena_alloc(&spec->arena, (node->count + 1) * sizeof **out);
-    *count = 0;
-    TOML_EACH(item, node)
-    {
-        if (item->type != TOML_INTEGER || item->integer < 0 || item->integer > 255)
-            return toml_error(item, err, "an exit code is a number from 0 to 255");
-        (*out)[(*count)++] = (int)item->integer;
-    }
-    return 1;
-}
-
-static int read_needed(struct agent_spec *spec, struct toml_node *table, struct err *err)
-{
-    const char *const *list = NULL;
-    if (spec_texts(spec, table, "needs", &list, err) < 0)
-        return -1;
-    for (size_t i = 0; list && list[i]; i++) {
-        int kind = 0;
-        while (kind < AGENT_OTHER &&
-               strcmp(list[i], agent_event_kind_name((enum agent_event_kind)kind)) != 0)
-            kind++;
-        if (kind == AGENT_OTHER)
-            return toml_error(toml_get(table, "needs"), err, "'%s' is no kind of event", list[i]);
-        spec->needed_kinds |= 1u << kind;
-    }
-    if (spec->needed_kinds && spec->format == AGENT_FORMAT_TEXT)
-        return toml_error(toml_get(table, "needs"), err, "only jsonl output has events");
-    return 0;
-}
-
-static int read_exit(struct agent_spec *spec, struct toml_node *root, struct err *err)
-{
-    struct toml_node *table = NULL;
-    static int zero = 0;
-    spec->ok_codes = &zero;
-    spec->ok_count = 1;
-    if (toml_table(root, "exit", &table, err) < 0 ||
-        read_codes(spec, table, "ok", &spec->ok_codes, &spec->ok_count, err) < 0 ||
-        read_codes(spec, table, "limit", &spec->limit_codes, &spec->limit_count, err) < 0 ||
-        toml_bool(table, "error_fails", &spec->error_fails, err) < 0)
-        return -1;
-    return read_needed(spec, table, err);
-}
-
 static int read_dialects(struct agent_spec *spec, struct toml_node *root, struct err *err)
 {
     const char *const *list = NULL;
@@ -434,6 +390,7 @@ static int read_disabled(struct agent_spec *spec, struct toml_node *root, struct
     OWN(buf) struct buf joined = {0};
     if (spec_texts(spec, root, "disabled_tools", &list, err) < 0)
         return -1;
+    spec->disabled = list;
     for (size_t i = 0; list && list[i]; i++)
         buf_format(&joined, "%s%s", i ? "," : "", list[i]);
     if (joined.size)
@@ -465,8 +422,9 @@ static int read_keys(struct agent_spec *spec, struct toml *toml, struct err *err
         toml_bool(root, "solution", &spec->solution, err) < 0 ||
         agent_bundle_read(spec, root, err) < 0 || read_files(spec, root, err) < 0 ||
         read_install(spec, root, err) < 0 || read_run(spec, root, err) < 0 ||
-        read_output(spec, root, err) < 0 || read_exit(spec, root, err) < 0 ||
-        agent_wire_read(spec, root, err) < 0)
+        read_output(spec, root, err) < 0 || agent_exit_read(spec, root, err) < 0 ||
+        agent_wire_read(spec, root, err) < 0 || agent_needs_read(spec, root, err) < 0 ||
+        agent_artifacts_read(spec, root, err) < 0)
         return -1;
     return toml_check_unused(toml, err);
 }
@@ -606,6 +564,24 @@ bool agent_spec_wants_root(const struct agent_spec *spec)
 bool agent_spec_wants_solution(const struct agent_spec *spec)
 {
     return spec->solution;
+}
+
+const char *const *agent_spec_artifacts(const struct agent_spec *spec, const char *workdir,
+                                        bool as_root, struct arena *arena)
+{
+    struct agent_values values = {0};
+    size_t count = 0;
+    while (spec->artifacts && spec->artifacts[count])
+        count++;
+    if (!count)
+        return NULL;
+    const char **list = arena_alloc(arena, (count + 1) * sizeof *list);
+    agent_values_fixed(arena, spec, &values);
+    values.value[AGENT_VAR_HOME] = as_root ? "/root" : "/home/agent";
+    values.value[AGENT_VAR_WORKDIR] = workdir;
+    for (size_t i = 0; i < count; i++)
+        list[i] = agent_expand(arena, spec->artifacts[i], &values);
+    return list;
 }
 
 static void write_list(struct json_writer *out, const char *key, const char *const *list)

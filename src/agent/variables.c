@@ -1,6 +1,7 @@
 /* variables.c - "{model}" and friends in specs. A brace that does not enclose a lower-case word is
  * just a brace, so that JSON in an argument needs no escaping. "{?system}" begins a part that is
- * there only when the variable has a value, "{/system}" ends it; such parts do not nest.
+ * there only when the variable has a value, "{/system}" ends it; "{*disabled_tools}" begins one
+ * that is there once for each of them, as {item}, with ", " in between. Such parts do not nest.
  *
  * In texts that become JSON or TOML, values are escaped for the inside of a string. That whatever
  * they are the text stays valid is proven when a spec is read, by trying it with nasty values. */
@@ -30,6 +31,7 @@ const char *const agent_variable_names[AGENT_VARS + 1] = {
     [AGENT_VAR_DISABLED_TOOLS] = "disabled_tools",
     [AGENT_VAR_MCP_URL] = "mcp_url",
     [AGENT_VAR_MCP_NAME] = "mcp_name",
+    [AGENT_VAR_ITEM] = "item",
 };
 
 #if defined __x86_64__
@@ -43,9 +45,9 @@ const char *const agent_variable_names[AGENT_VARS + 1] = {
 #define NPM_ARCH "unknown"
 #endif
 
-/* "{word}", "{?word}" or "{/word}". */
+/* "{word}", "{?word}", "{*word}" or "{/word}". */
 struct mark {
-    char kind; /* 0, '?' or '/' */
+    char kind; /* 0, '?', '*' or '/' */
     struct str word;
     size_t start, end; /* of all of it, braces included */
 };
@@ -57,7 +59,7 @@ static bool next_mark(struct str text, size_t from, struct mark *mark)
             continue;
         size_t start = i + 1;
         char kind = start < text.size ? text.data[start] : '\0';
-        kind = kind == '?' || kind == '/' ? kind : '\0';
+        kind = kind == '?' || kind == '*' || kind == '/' ? kind : '\0';
         start += kind != '\0';
         size_t end = start;
         while (end < text.size &&
@@ -99,7 +101,7 @@ bool agent_variable_used(const char *text, enum agent_variable variable)
     struct str whole = str_of(text);
     struct mark mark;
     for (size_t at = 0; next_mark(whole, at, &mark); at = mark.end)
-        if (mark.kind == '\0' && find_variable(mark.word) == (int)variable)
+        if ((mark.kind == '\0' || mark.kind == '*') && find_variable(mark.word) == (int)variable)
             return true;
     return false;
 }
@@ -117,6 +119,26 @@ static void append_escaped(struct buf *out, struct str value)
     }
 }
 
+/* The part that begins with `mark`, once for each item. Returns where the rest begins. */
+static size_t expand_each(struct buf *out, struct str whole, const struct mark *begin,
+                          const struct agent_values *values, enum agent_text format)
+{
+    OWN(arena) struct arena arena = {0};
+    struct mark end = *begin;
+    do {
+        if (!next_mark(whole, end.end, &end))
+            return whole.size; /* was proven not to happen */
+    } while (end.kind != '/' || !str_equal(end.word, begin->word));
+    const char *part =
+        arena_text(&arena, str_make(whole.data + begin->end, end.start - begin->end));
+    for (size_t i = 0; values->items && values->items[i]; i++) {
+        struct agent_values each = *values;
+        each.value[AGENT_VAR_ITEM] = values->items[i];
+        buf_format(out, "%s%s", i ? ", " : "", agent_expand_as(&arena, part, &each, format));
+    }
+    return end.end;
+}
+
 char *agent_expand_as(struct arena *arena, const char *text, const struct agent_values *values,
                       enum agent_text format)
 {
@@ -130,7 +152,9 @@ char *agent_expand_as(struct arena *arena, const char *text, const struct agent_
             buf_append(&out, whole.data + at, mark.start - at);
         int variable = find_variable(mark.word);
         const char *value = variable >= 0 ? values->value[variable] : NULL;
-        if (mark.kind == '?' && !absent.data && (!value || !value[0]))
+        if (mark.kind == '*' && !absent.data)
+            mark.end = expand_each(&out, whole, &mark, values, format);
+        else if (mark.kind == '?' && !absent.data && (!value || !value[0]))
             absent = mark.word;
         else if (mark.kind == '/' && absent.data && str_equal(absent, mark.word))
             absent = STR_NONE;
@@ -166,20 +190,27 @@ int agent_text_prove(const char *text, enum agent_text format, struct err *err)
     struct str whole = str_of(text), open = STR_NONE;
     struct mark mark;
     for (size_t at = 0; next_mark(whole, at, &mark); at = mark.end) {
-        bool wrong = mark.kind == '?'   ? open.data != NULL
+        bool begins = mark.kind == '?' || mark.kind == '*';
+        bool wrong = begins             ? open.data != NULL
                      : mark.kind == '/' ? !open.data || !str_equal(open, mark.word)
                                         : false;
         if (wrong)
             return err_set(err, ERR_INPUT, "{%c%.*s} does not fit: parts do not nest", mark.kind,
                            STR_ARGS(mark.word));
-        open = mark.kind == '?' ? mark.word : mark.kind == '/' ? STR_NONE : open;
+        if (mark.kind == '*' && find_variable(mark.word) != AGENT_VAR_DISABLED_TOOLS)
+            return err_set(err, ERR_INPUT, "{*%.*s}: only disabled_tools is a list",
+                           STR_ARGS(mark.word));
+        open = begins ? mark.word : mark.kind == '/' ? STR_NONE : open;
     }
     if (open.data)
-        return err_set(err, ERR_INPUT, "{?%.*s} is never ended", STR_ARGS(open));
+        return err_set(err, ERR_INPUT, "{%c%.*s} is never ended", open.data[-1],
+                       STR_ARGS(open));
     if (format == AGENT_TEXT_PLAIN)
         return 0;
     for (int i = 0; i < AGENT_VARS; i++)
         nasty.value[i] = i == AGENT_VAR_TURNS_MAX ? "7" : "a\"'\\\n\t\x7f{}[]#$()=,\xc3\xa4 b";
+    static const char *const items[] = {"a\"\\\n", "{item}", NULL};
+    nasty.items = items;
     none.value[AGENT_VAR_TURNS_MAX] = "7";
     if (check_text(text, format, &nasty, err) < 0)
         return -1;
@@ -194,6 +225,7 @@ void agent_values_fixed(struct arena *arena, const struct agent_spec *spec,
     values->value[AGENT_VAR_ARCH] = ARCH;
     values->value[AGENT_VAR_NPM_ARCH] = NPM_ARCH;
     values->value[AGENT_VAR_DISABLED_TOOLS] = spec->disabled_tools;
+    values->items = spec->disabled;
     if (spec->bundle.kind != AGENT_BUNDLE_NONE)
         values->value[AGENT_VAR_BUNDLE] =
             arena_format(arena, AGENT_BUNDLES_INSIDE "/%s", spec->name);

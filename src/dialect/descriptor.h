@@ -17,8 +17,9 @@ struct dialect {
     const struct dialect_path *paths; /* ends with a zeroed row */
     const char *upstream_path; /* below the base URL; a request goes there in its own dialect */
     const char *keepalive;
-    const char *count_key; /* of the answer to a count; NULL: "input_tokens" */
-    bool model_in_path;    /* and whether to stream, too */
+    const char *keepalive_event; /* a real event that says nothing */
+    const char *count_key;       /* of the answer to a count; NULL: "input_tokens" */
+    bool model_in_path;          /* and whether to stream, too */
 
     int (*read_request)(struct json body, struct dialect_skim *skim, struct arena *arena,
                         struct trace_request *out, struct err *err);

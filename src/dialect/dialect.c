@@ -198,6 +198,11 @@ void dialect_write_keepalive(const struct dialect *dialect, struct buf *out)
     buf_str_append(out, str_of(dialect->keepalive));
 }
 
+void dialect_write_keepalive_event(const struct dialect *dialect, struct buf *out)
+{
+    buf_str_append(out, str_of(dialect->keepalive_event));
+}
+
 void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,
                          const struct trace_request *request, struct str id, struct str model,
                          int64_t created_s)

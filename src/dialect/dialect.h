@@ -164,6 +164,8 @@ void dialect_writer_answer(struct dialect_writer *writer, const struct trace_ans
                            size_t piece, struct buf *out);
 /* Something that keeps the connection warm and that this dialect's clients ignore. */
 void dialect_write_keepalive(const struct dialect *dialect, struct buf *out);
+/* The same as a real event, for clients whose clocks comments do not stop. */
+void dialect_write_keepalive_event(const struct dialect *dialect, struct buf *out);
 
 /* ---------------------------------------------------------------- answers from an upstream */
 struct dialect_reader;

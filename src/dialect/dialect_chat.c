@@ -292,6 +292,7 @@ const struct dialect dialect_chat = {
     .paths = paths,
     .upstream_path = "/chat/completions",
     .keepalive = ": keepalive\n\n",
+    .keepalive_event = "data: {\"object\":\"chat.completion.chunk\",\"choices\":[]}\n\n",
     .read_request = chat_read_request,
     .write_request = chat_write_request,
     .rewrite_request = chat_rewrite_request,

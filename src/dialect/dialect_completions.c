@@ -223,6 +223,7 @@ const struct dialect dialect_completions = {
     .paths = paths,
     .upstream_path = "/completions",
     .keepalive = ": keepalive\n\n",
+    .keepalive_event = "data: {\"object\":\"text_completion\",\"choices\":[]}\n\n",
     .read_request = completions_read_request,
     .rewrite_request = completions_rewrite_request,
     .write_answer = completions_write_answer,

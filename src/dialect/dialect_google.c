@@ -116,6 +116,7 @@ const struct dialect dialect_google = {
     .model_in_path = true,
     .count_key = "totalTokens",
     .keepalive = "data: {}\n\n",
+    .keepalive_event = "data: {\"candidates\":[]}\n\n",
     .read_request = google_read_request,
     .rewrite_request = google_rewrite_request,
     .write_answer = google_write_answer,

@@ -193,6 +193,7 @@ const struct dialect dialect_messages = {
     .paths = paths,
     .upstream_path = "/messages",
     .keepalive = ": keepalive\n\n",
+    .keepalive_event = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
     .read_request = messages_read_request,
     .rewrite_request = messages_rewrite_request,
     .write_answer = messages_write_answer,

@@ -211,6 +211,7 @@ const struct dialect dialect_responses = {
     .paths = paths,
     .upstream_path = "/responses",
     .keepalive = "data: {\"type\":\"keepalive\"}\n\n",
+    .keepalive_event = "data: {\"type\":\"keepalive\"}\n\n",
     .read_request = responses_read_request,
     .rewrite_request = responses_rewrite_request,
     .write_answer = responses_write_answer,

@@ -24,6 +24,7 @@
 #include "base/mem.h"
 #include "gateway/gate.h"
 #include "gateway/inner.h"
+#include "gateway/rules.h"
 #include "store/store.h"
 
 #define DEPTH_MAX 64
@@ -111,7 +112,10 @@ static void on_pulse(struct loop_timer *timer)
     uint64_t quiet = loop_now_ms(loop) - call->written_ms;
     if (!call->begun || (quiet >= session->keepalive_ms && !http_respond_queued(call->exchange))) {
         OWN(buf) struct buf sign = {0};
-        dialect_write_keepalive(call->dialect, &sign);
+        rules_keepalive(session->rules, call->dialect, &sign);
+        if (!sign.size && !call->begun)
+            exchange_begin_stream(call->exchange);
+        call->begun |= !sign.size;
         call_send(call, buf_str(&sign));
         quiet = 0;
     }
@@ -393,11 +397,14 @@ static void show_failure(struct call *call, const struct err *err)
         call->shown_status = status;
     else if (status >= 500)
         call->upstream_message = STR_NONE;
+    const struct trace_rules *rules = call->session->rules;
+    uint32_t longest =
+        rules && rules->retry_after_s_max ? rules->retry_after_s_max : SHOWN_RETRY_S_MAX;
     int64_t seconds = (call->retry_after_ms + 999) / 1000;
-    call->retry_after_s = call->retry_after_ms < 0      ? 5
-                          : seconds < 1                 ? 1
-                          : seconds > SHOWN_RETRY_S_MAX ? SHOWN_RETRY_S_MAX
-                                                        : (uint32_t)seconds;
+    call->retry_after_s = call->retry_after_ms < 0 ? 5
+                          : seconds < 1            ? 1
+                          : seconds > longest      ? longest
+                                                   : (uint32_t)seconds;
     if (call->head.show && call->retry_after_ms < 0)
         call->retry_after_s = 0;
     session_cause(call->session, GATEWAY_UPSTREAM, &call->trouble);
@@ -783,9 +790,11 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     struct retry_key key;
     call->session = session;
     call->body = body_take(exchange, body);
+    call_canonical(call);
     skim_digest(call);
     if (retry_answer(session, exchange, dialect, call->body, &key)) {
         body_unref(call->body);
+        arena_deinit(&call->arena);
         free(call);
         return;
     }
@@ -812,6 +821,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     uint32_t retry_after_s = 0;
     call->key = key;
     restore_call(call);
+    call_find_side(call, exchange);
     if (session_admit(session, call, &status, &retry_after_s, &err) < 0) {
         answer_error(exchange, dialect, status, NULL, str_of(err.text), retry_after_s);
         loop_defer(gateway->loop, call_free, call);

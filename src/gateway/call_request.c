@@ -1,6 +1,45 @@
 /* call_request.c - what a call's request becomes on its way to the model server: untouched, with
  * what is imposed in proxy mode, or in another dialect. */
+#include "base/mem.h"
 #include "gateway/inner.h"
+#include "gateway/rules.h"
+
+void call_canonical(struct call *call)
+{
+    const struct gateway_session *session = call->session;
+    OWN(buf) struct buf same = {0};
+    OWN(buf) struct buf notes = {0};
+    if (session->mode == GATEWAY_BLACK_BOX ||
+        !rules_canonical(session->rules, buf_str(&call->body->bytes), &same, &notes))
+        return;
+    call->record.nonces = arena_str(&call->arena, buf_str(&notes));
+    body_unref(call->body);
+    call->body = body_new(buf_str(&same));
+}
+
+static void make_whole(void *context)
+{
+    request_whole(context);
+}
+
+static struct str header_of(void *context, const char *name)
+{
+    return http_exchange_header(context, name);
+}
+
+void call_find_side(struct call *call, struct http_exchange *exchange)
+{
+    struct rules_scene scene = {
+        .path = session_path(call->session, exchange),
+        .header = header_of,
+        .exchange = exchange,
+        .make_whole = make_whole,
+        .call = call,
+        .body = json_root(&call->doc),
+        .request = &call->request,
+    };
+    call->side_rule = rules_side(call->session->rules, &scene);
+}
 
 /* The dialect the model server is spoken to in. A script plays along in any. */
 int call_choose_api(struct call *call, struct err *err)

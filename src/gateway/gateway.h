@@ -25,6 +25,7 @@ struct json_writer;
 struct loop;
 struct model;
 struct store;
+struct trace_rules;
 
 /* ---------------------------------------------------------------- models */
 struct model_options {
@@ -172,7 +173,9 @@ struct gateway_session_options {
                     struct str arguments);
     void (*on_tool_closed)(void *context, struct gateway_tool *tool);
     void (*on_tool_note)(void *context, const struct gateway_tool_note *note); /* may be NULL */
-    bool restore;           /* the rollout has a record already: go on where it stops */
+    bool restore; /* the rollout has a record already: go on where it stops */
+    const struct trace_rules
+        *rules;             /* of the agent's calls (trace/rules.h); borrowed; NULL: none */
     const char *calls_path; /* calls.jsonl to append to; NULL: none */
     /* A call begins or is done (its record is committed then). `call` is valid during the callback.
      * May be NULL. */

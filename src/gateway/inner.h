@@ -4,6 +4,7 @@
  *     session.c   one rollout's side: routes, limits, report
  *     call.c      one call: intent, attempts, relay, entry, end; call_request.c is what goes out,
  *                 call_answer.c what comes back
+ *     rules.c     what the agent's spec says about a call
  *     lineage.c   what a call shares with an earlier one; skim.c leaves that unread
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
@@ -398,6 +399,7 @@ struct gateway_session {
     void (*on_tool_closed)(void *context, struct gateway_tool *tool);
     void (*on_tool_note)(void *context, const struct gateway_tool_note *note);
     struct mcp mcp;
+    const struct trace_rules *rules; /* NULL: none */
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
     void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
     void *context;
@@ -479,10 +481,11 @@ struct call {
     bool reader_over;             /* it has been asked for its end, or failed */
     struct dialect_writer writer; /* of a stream that is written anew, live */
     bool writing;
-    struct buf rewritten;  /* the body in proxy mode */
-    struct buf error_body; /* of an answer with a status that is not 200 */
-    struct buf held;       /* terminal events, or the whole body, until the entry is committed */
-    struct err trouble;    /* why the call did not end well */
+    const struct trace_side_rule *side_rule; /* that fits; NULL: none does */
+    struct buf rewritten;                    /* the body in proxy mode */
+    struct buf error_body;                   /* of an answer with a status that is not 200 */
+    struct buf held;    /* terminal events, or the whole body, until the entry is committed */
+    struct err trouble; /* why the call did not end well */
     bool script_error;
     bool key_leaked;
     int shown_status; /* for a failure: the agent's status, 0: a reset */
@@ -544,6 +547,11 @@ void call_show_trouble(struct call *call, struct http_exchange *exchange, bool b
 /* A committed answer went to one more connection. */
 void call_note_delivery(struct gateway_session *session, const char *call_id, uint32_t count);
 /* --- call_request.c */
+/* The body as it is recorded and goes on: in black_box mode as it came, else without the nonces
+ * that the rules name. */
+void call_canonical(struct call *call);
+/* Whether a rule says what this call is. */
+void call_find_side(struct call *call, struct http_exchange *exchange);
 /* The dialect the model server is spoken to in. -1: there is no way to say it there. */
 int call_choose_api(struct call *call, struct err *err);
 /* The body as it goes out, when it is not the agent's own. */

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/inner.h"
+#include "gateway/rules.h"
 #include "gateway/tools.h"
 
 #define CALLS_MAX 1000
@@ -107,7 +108,8 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
     struct gateway_stats *stats = &session->stats;
     request_recall(call);
     const struct trace_request *request = &call->request;
-    bool side = request->tool_count == 0 && session->tools_seen;
+    bool side =
+        call->side_rule ? call->side_rule->side : request->tool_count == 0 && session->tools_seen;
     *status = 400;
     *retry_after_s = 0;
     if (session->stop_reason)
@@ -145,6 +147,7 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
     stats->in_flight++;
     session->tools_seen |= request->tool_count > 0;
     call->record.side = side;
+    call->record.side_name = call->side_rule ? call->side_rule->name : NULL;
     call->reserved = true;
     call->reserved_turn = !side;
     call->reserved_tokens = expected;
@@ -177,7 +180,8 @@ void session_settle(struct gateway_session *session, struct call *call)
         return;
     }
     /* A title asked for beside the first real call is known to be one only now. */
-    call->record.side |= call->request.tool_count == 0 && session->tools_seen;
+    if (!call->side_rule)
+        call->record.side |= call->request.tool_count == 0 && session->tools_seen;
     stats->answered++;
     stats->turns += !call->record.side;
     trace_usage_add(&stats->usage, &call->answer.usage);
@@ -416,6 +420,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->held_ms_max = options->held_ms_max ? options->held_ms_max : HELD_MS_MAX;
     session->on_call = options->on_call;
     session->on_exhausted = options->on_exhausted;
+    session->rules = options->rules;
     session->on_tool = options->on_tool;
     session->on_tool_closed = options->on_tool_closed;
     session->on_tool_note = options->on_tool_note;
@@ -425,6 +430,12 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     list_init(&session->mcp.posts);
     retries_init(&session->retries, gateway);
     session->retry_grace_ms = options->retry_grace_ms ? options->retry_grace_ms : RETRY_GRACE_MS;
+    if (session->rules && session->rules->retry_grace_ms)
+        session->retry_grace_ms = session->rules->retry_grace_ms;
+    if (session->rules && session->rules->keepalive_ms)
+        session->keepalive_ms = session->rules->keepalive_ms;
+    if (session->rules && session->rules->headers_after_ms)
+        session->headers_after_ms = session->rules->headers_after_ms;
     put_limits(session, &options->limits);
     if (session->model->script)
         session->script_uses =

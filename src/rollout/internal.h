@@ -54,6 +54,7 @@ struct plan {
     struct gateway_tools_facts tool_facts;
     const char *home, *builder, *build_flags; /* for images of tasks */
     bool offline;                             /* the task's wish for a network is passed over */
+    const char *const *agent_artifacts;       /* that the agent's spec wants kept; NULL: none */
     uint64_t memory_bytes_max, disk_bytes_max;
     uint32_t pids_max, cpu_millis, provision_tries_max;
     uint64_t log_bytes_max, artifact_bytes_max;

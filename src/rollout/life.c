@@ -191,7 +191,7 @@ void life_step(struct life *life)
         /* fall through */
 
     case TRACE_INSTALLING:
-        if (!life->installed)
+        if (!life->installed || !life_needs_met(life))
             return;
         agent_install_close(TAKE(life->install));
         move(life, TRACE_PREPARING);

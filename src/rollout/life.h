@@ -40,6 +40,8 @@ struct life {
     const char *layers[2]; /* below the agent's sandbox */
     struct gateway_session *session;
     struct agent_install *install;
+    struct agent_check *check;
+    bool needs_met;
     struct agent_run *run;
     struct task_work *work;
     struct task_image_job *image_job;
@@ -105,6 +107,7 @@ void life_provision(struct life *life);
 void life_open_sandbox(struct life *life);
 void life_retry_or_fail(struct life *life);
 void life_install(struct life *life);
+bool life_needs_met(struct life *life); /* false: it steps when they are */
 int life_open_session(struct life *life, struct err *err);
 void life_prepare(struct life *life);
 void life_setup(struct life *life);

@@ -121,6 +121,28 @@ static void on_installed(void *context, const struct err *err)
     life->installed = true;
     life_step(life);
 }
+static void on_needs(void *context, const struct err *err)
+{
+    struct life *life = context;
+    if (is_bad(err)) {
+        struct err why = *err;
+        life_fail_infra(life, &why);
+        return;
+    }
+    agent_check_close(TAKE(life->check));
+    life->needs_met = true;
+    life_step(life);
+}
+
+bool life_needs_met(struct life *life)
+{
+    if (life->needs_met || !agent_spec_has_needs(life->plan->agent))
+        return true;
+    if (!life->check)
+        life->check = agent_check(life->loop, life->plan->agent, life->sandbox, on_needs, life);
+    return false;
+}
+
 void life_install(struct life *life)
 {
     bool mounted = life->capabilities & SANDBOX_CAN_LAYERS;
@@ -188,6 +210,7 @@ int life_open_session(struct life *life, struct err *err)
         .held_ms_max = plan->held_ms_max,
         .calls_path = calls_path,
         .tools = plan->tools,
+        .rules = agent_spec_rules(plan->agent),
         .on_tool = life_on_tool,
         .on_tool_closed = life_on_tool_closed,
         .on_tool_note = life_on_tool_note,
@@ -497,7 +520,8 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
     case GATEWAY_UPSTREAM:
     case GATEWAY_SCRIPT:
     case GATEWAY_REPLAY:
-        if (!bad_end && stats->answered)
+        /* Some agents take a broken answer for a whole one. */
+        if (!bad_end && stats->answered && !agent_spec_reset_ends(life->plan->agent))
             break;
         *why = stats->error;
         return TRACE_FATE_UPSTREAM_FAILED;

@@ -244,11 +244,24 @@ void life_collect_hooks(struct life *life)
 /* ---------------------------------------------------------------- collecting */
 static void collect_next(struct life *life);
 
+/* The task's, then the agent's; NULL: that was all. */
+static const char *artifact_name(const struct life *life, size_t at)
+{
+    const char *const *own = life->task->artifacts, *const *more = life->plan->agent_artifacts;
+    for (; own && *own; own++)
+        if (at-- == 0)
+            return *own;
+    for (; more && *more; more++)
+        if (at-- == 0)
+            return *more;
+    return NULL;
+}
+
 static void artifact_note(struct life *life, const char *state, const char *file, uint64_t bytes)
 {
     struct json_writer *out = &life->artifact_writer;
     json_begin_object(out);
-    json_set_text(out, "path", life->task->artifacts[life->artifact_at]);
+    json_set_text(out, "path", artifact_name(life, life->artifact_at));
     json_set_text(out, "state", state);
     if (file)
         json_set_text(out, "file", file);
@@ -272,7 +285,7 @@ static void on_artifact(void *context, const struct err *err)
  */
 static char *artifact_path(struct life *life)
 {
-    const char *path = life->task->artifacts[life->artifact_at];
+    const char *path = artifact_name(life, life->artifact_at);
     char *flat = arena_text(&life->arena, str_of(path + strspn(path, "/.")));
     for (char *at = flat; *at; at++)
         if (*at == '/')
@@ -288,14 +301,14 @@ static struct sandbox *last_sandbox(const struct life *life)
 
 static const char *artifact_inside(struct life *life)
 {
-    const char *path = life->task->artifacts[life->artifact_at];
+    const char *path = artifact_name(life, life->artifact_at);
     return path[0] == '/' ? path : arena_format(&life->arena, "%s/%s", life->task->workdir, path);
 }
 
 static size_t artifact_count(const struct life *life)
 {
     size_t count = 0;
-    while (life->task->artifacts[count])
+    while (artifact_name(life, count))
         count++;
     return count;
 }
@@ -338,8 +351,7 @@ static void on_artifact_stat(void *context, const struct sandbox_stat *stat, con
 
 static void collect_next(struct life *life)
 {
-    const char *const *list = life->task->artifacts;
-    if (list && list[life->artifact_at]) {
+    if (artifact_name(life, life->artifact_at)) {
         sandbox_stat(last_sandbox(life), artifact_inside(life), on_artifact_stat, life);
         return;
     }
@@ -351,8 +363,7 @@ static void collect_next(struct life *life)
 
 void life_collect(struct life *life)
 {
-    const char *const *list = life->task->artifacts;
-    if (!list || !list[0]) {
+    if (!artifact_name(life, 0)) {
         life->collected = true;
         return;
     }

@@ -481,7 +481,14 @@ static int fit(struct rollouts *rollouts, const struct rollout_request *request,
     struct gateway *gateway = rollouts->lanes[0].gateway;
     if (tools && gateway_tools_fit(gateway, str_of(tools), facts, err) < 0)
         return err_wrap(err, "task '%s'", request->task->name);
-    struct agent_wants wants = {.tools = facts->functions};
+    const struct task *task = request->task;
+    struct agent_wants wants = {
+        .tools = facts->functions,
+        .turns = task->turns != NULL,
+        .root = task->root || agent_spec_wants_root(request->agent),
+        .memory_bytes =
+            request->memory_bytes_max ? request->memory_bytes_max : task->memory_bytes_max,
+    };
     return agent_spec_fit(request->agent, &wants, err);
 }
 
@@ -535,6 +542,9 @@ static struct entry *take_as(struct rollouts *rollouts, const struct rollout_req
     plan->sampling = checked.sampling;
     plan->tools = checked.tools ? arena_str(&plan->arena, str_of(checked.tools)) : STR_NONE;
     plan->tool_facts = checked.facts;
+    plan->agent_artifacts =
+        agent_spec_artifacts(plan->agent, plan->task->workdir,
+                             plan->task->root || agent_spec_wants_root(plan->agent), &plan->arena);
     plan->bundle = checked.bundle ? arena_text(&plan->arena, str_of(checked.bundle)) : NULL;
     plan->resumed = resumed;
     if (rollouts_make_folder(rollouts, plan, err) < 0 || live_write(plan, request, err) < 0) {

@@ -171,7 +171,9 @@ struct trace_call {
     uint32_t attempt;    /* upstream attempts made */
     uint32_t deliveries; /* connections that asked for it: 1, and one for each retry; 0: not said */
     bool side;           /* not a turn of the conversation: a title, a summary, a probe */
-    bool has_policy;     /* the weights' version when the call was dispatched is known */
+    const char *side_name; /* of the rule that said so; NULL: none did */
+    struct str nonces; /* what was made the same in the request: a JSON array; STR_NONE: nothing */
+    bool has_policy;   /* the weights' version when the call was dispatched is known */
     int64_t policy_version;
     enum trace_call_state state;
     uint64_t accepted_ms, first_byte_ms, done_ms;

@@ -232,6 +232,10 @@ void trace_call_write(const struct trace_call *call, struct json_writer *out)
     json_set_text(out, "mode", call->mode);
     json_set_text(out, "state", trace_call_state_name(call->state));
     json_set_bool(out, "side", call->side);
+    if (call->side_name)
+        json_set_text(out, "side_name", call->side_name);
+    if (call->nonces.size)
+        json_set_raw(out, "nonces", call->nonces);
     json_set_int(out, "attempts", call->attempt);
     if (call->has_policy)
         json_set_int(out, "policy_version", call->policy_version);

@@ -375,6 +375,66 @@ def test_the_trainer_answers_an_agent(agents_postern, installed, name):
         server.stop()
 
 
+# ---------------------------------------------------------------- what specs say about calls
+def changed(tmp, name, *pairs):
+    """The shipped spec of an agent, with changes; its bundle stays the same."""
+    text = (lib.REPOSITORY / "agents" / f"{name}.toml").read_text()
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    (tmp / f"{name}.toml").write_text(text)
+    return str(tmp / f"{name}.toml")
+
+
+TITLES = {"claude-code": [("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "X_NOT_SAID")],
+          "opencode": [(', "--title", "task"', ""), ('"title": {"disable": true}', '"title": {}')]}
+
+
+@pytest.mark.parametrize("name", list(TITLES))
+def test_a_title_is_known_to_be_one_by_the_spec_and_an_agents_files_are_kept(agents_postern, installed, tmp, name):
+    postern, agent = agents_postern, installed(name)
+    home = ".claude" if name == "claude-code" else ".config/opencode/opencode.json"
+    spec = changed(tmp, name, *TITLES[name], ("[bundle]\n", f'artifacts = ["{{home}}/{home}", "{{home}}/no-such"]\n\n[bundle]\n'))
+    done, results = postern.run("--agent", spec, "--task", task(tmp / "t.json", verify=["grep -q yes /app/answer"]), "--model",
+                                script(tmp / "m.toml", calls(agent.shell("echo yes > /app/answer")), "Done."), *postern.flags,
+                                seconds=300)
+    result = results[0]
+    assert result["fate"] == "ok" and result["reward"] == 1, (done, result)
+    recorded, _ = records(postern, result)
+    assert "title" in [call.get("side_name") for call in recorded], recorded
+    assert [call.get("side_name") for call in recorded if not call["side"]] == [None, None] and result["turns"] == 2
+    kept, missing = result["artifacts"]
+    assert kept["state"] == "kept" and (postern.home / "rollouts" / result["rollout_id"] / kept["file"]).exists()
+    assert missing["state"] == "missing"
+
+
+def test_codex_says_the_same_in_every_rollout_where_the_spec_knows_its_nonces(agents_postern, installed, tmp):
+    """The record and the model get canonical words, and what stood there can be put back."""
+    postern, agent = agents_postern, installed("codex")
+    result = run(postern, agent, task(tmp / "t.json"), script(tmp / "m.toml", calls(agent.shell("echo yes")), "Done."),
+                 "--mode", "proxy")
+    recorded, _ = records(postern, result)
+    notes = recorded[1]["nonces"]
+    assert [note["name"] for note in notes] == ["chunk", "wall-time"], notes
+    assert "Chunk ID: 000000" in json.dumps(recorded[1]["request"]) and notes[0]["was"] not in json.dumps(recorded[1]["request"])
+
+
+def test_what_an_agent_needs_is_looked_for_before_it_runs(postern, tmp):
+    model, task_ = script(tmp / "m.toml", "Done."), task(tmp / "t.json")
+    needs = {'programs = ["sh", "no-such-program"]': "needs no-such-program", 'paths = ["/no/such/path"]': "needs /no/such/path",
+             'versions = { python3 = "99.1" }': "needs python3 99.1 or newer; in this sandbox it is 3.",
+             'programs = ["sh"]\npaths = ["/proc"]\nversions = { python3 = "3.0" }': None}
+    for words, refusal in needs.items():
+        spec = changed(tmp, "mini", ("[run]\n", f"[needs]\n{words}\n\n[run]\n"))
+        _, results = postern.run("--agent", spec, "--task", task_, "--model", model, *postern.flags)
+        assert results[0]["fate"] == ("infra_failed" if refusal else "ok"), results
+        if refusal:
+            assert refusal in results[0]["cause"] and results[0]["reward"] is None, results
+    spec = changed(tmp, "mini", ("[run]\n", '[needs]\nuser = "ordinary"\n\n[run]\n'))
+    done = postern("run", "--json", "--agent", spec, "--task", task(tmp / "t.json", root=True), "--model", model, *postern.flags)
+    assert done.code != 0 and "does not run as root" in done.error, done
+
+
 # ---------------------------------------------------------------- many, and new ones
 @every_agent
 def test_a_minute_without_a_word_is_waited_for(slow, name):
