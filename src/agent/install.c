@@ -1,7 +1,11 @@
 /* install.c - an agent's files and install commands into a sandbox.
  *
  *     check (exit 0: all there) -> the bundle, where it could not be mounted -> put each file
- *         -> each command, tried again with a growing pause
+ *         -> each command, tried again with a growing pause -> check again
+ *
+ * A command is believed by its exit code, and a pipe by the worst of its parts where the shell can
+ * (pipefail); where it cannot, "fetch | unpack" may fail unseen, and the second check sees it. Then
+ * the commands are tried again from the first.
  *
  * Files belong to root inside, so that the agent cannot change what it is made of; where a sandbox
  * has but one user (made by an ordinary user of the host) they belong to that one. */
@@ -17,7 +21,16 @@
 
 #define OUTPUT_KEPT 2000
 
-enum install_step { INSTALL_CHECK, INSTALL_BUNDLE, INSTALL_FILES, INSTALL_COMMANDS, INSTALL_DONE };
+enum install_step {
+    INSTALL_CHECK,
+    INSTALL_BUNDLE,
+    INSTALL_FILES,
+    INSTALL_COMMANDS,
+    INSTALL_CHECK_AGAIN,
+    INSTALL_DONE
+};
+
+#define PIPEFAIL "if (set -o pipefail) 2> /dev/null; then set -o pipefail; fi\n"
 
 struct agent_install {
     struct loop *loop;
@@ -26,8 +39,9 @@ struct agent_install {
     char *bundle; /* the agent's folder on the host, to be copied; NULL: mounted, or none */
     enum install_step step;
     size_t at;
-    uint32_t tries;
-    bool one_user; /* there is no root inside */
+    uint32_t tries;  /* of the command at hand */
+    uint32_t rounds; /* of all of them */
+    bool one_user;   /* there is no root inside */
     uint64_t deadline_ms;
     struct loop_timer timer; /* the pause before another try; also the first, deferred step */
     struct err err;
@@ -91,6 +105,24 @@ static void on_put(void *context, const struct err *err)
     step(install);
 }
 
+static bool try_again(struct agent_install *install, const struct sandbox_exit *exit)
+{
+    if (exit->end == SANDBOX_LOST || ++install->tries >= install->spec->install_tries_max ||
+        time_left(install) <= 1)
+        return false;
+    loop_timer_start(install->loop, &install->timer, 500u << install->tries, on_pause_over,
+                     install);
+    return true;
+}
+
+static void last_words(const struct sandbox_outcome *outcome, char *text, size_t size)
+{
+    struct str said = str_trim(outcome->err_out.size ? outcome->err_out : outcome->out);
+    if (said.size > size - 1)
+        said = str_from(said, said.size - (size - 1));
+    snprintf(text, size, "%.*s", STR_ARGS(said));
+}
+
 static void on_command(void *context, const struct sandbox_outcome *outcome)
 {
     struct agent_install *install = context;
@@ -101,20 +133,36 @@ static void on_command(void *context, const struct sandbox_outcome *outcome)
         step(install);
         return;
     }
-    bool again = exit->end != SANDBOX_LOST && ++install->tries < install->spec->install_tries_max &&
-                 time_left(install) > 1;
-    if (again) {
-        loop_timer_start(install->loop, &install->timer, 500u << install->tries, on_pause_over,
-                         install);
+    if (try_again(install, exit))
+        return;
+    char said[201];
+    last_words(outcome, said, sizeof said);
+    err_set(&install->err, exit->end == SANDBOX_LOST ? ERR_LOST : ERR_SYSTEM,
+            "installing with '%.100s' failed %u times: %s: %s", install->spec->install[install->at],
+            install->tries, exit->text, said);
+    finish(install);
+}
+
+static void on_checked_again(void *context, const struct sandbox_outcome *outcome)
+{
+    struct agent_install *install = context;
+    const struct sandbox_exit *exit = &outcome->exit;
+    install->step = INSTALL_DONE;
+    if (exit->end == SANDBOX_EXITED && exit->code == 0) {
+        step(install);
         return;
     }
-    struct str said = outcome->err_out.size ? outcome->err_out : outcome->out;
-    said = str_trim(said);
-    if (said.size > 200)
-        said = str_from(said, said.size - 200);
+    install->at = 0;
+    install->step = INSTALL_COMMANDS;
+    install->rounds++;
+    install->tries = install->rounds - 1;
+    if (try_again(install, exit))
+        return;
+    char said[201];
+    last_words(outcome, said, sizeof said);
     err_set(&install->err, exit->end == SANDBOX_LOST ? ERR_LOST : ERR_SYSTEM,
-            "installing with '%.100s' failed %u times: %s: %.*s",
-            install->spec->install[install->at], install->tries, exit->text, STR_ARGS(said));
+            "installed %u times, and still '%.100s' fails: %s: %s", install->rounds,
+            install->spec->check[0], exit->text, said);
     finish(install);
 }
 
@@ -154,10 +202,20 @@ static void step(struct agent_install *install)
         /* fall through */
     case INSTALL_COMMANDS:
         if (spec->install && spec->install[install->at]) {
-            struct sandbox_command command = {.shell = spec->install[install->at],
+            OWN(mem) char *text = mem_format(PIPEFAIL "%s", spec->install[install->at]);
+            struct sandbox_command command = {.shell = text,
                                               .user = spec->root ? "root" : NULL,
                                               .timeout_ms = time_left(install)};
             sandbox_run_whole(install->sandbox, &command, STR_NONE, OUTPUT_KEPT, on_command,
+                              install);
+            return;
+        }
+        install->step = INSTALL_CHECK_AGAIN;
+        /* fall through */
+    case INSTALL_CHECK_AGAIN:
+        if (spec->check && spec->install && spec->install[0]) {
+            struct sandbox_command check = {.argv = spec->check, .timeout_ms = 60000};
+            sandbox_run_whole(install->sandbox, &check, STR_NONE, OUTPUT_KEPT, on_checked_again,
                               install);
             return;
         }

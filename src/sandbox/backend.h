@@ -25,6 +25,7 @@ struct backend; /* one per lane and backend, starts every backend's own struct *
 struct backend_class {
     const char *name;
     const char *summary;
+    uint32_t layer_ms_max; /* creating takes this much longer when a layer must be brought there */
     /* `name` is the name asked for: one class may serve several (command: ssh, podman, ...). */
     struct backend *(*start)(struct loop *loop, const struct sandbox_options *options,
                              const char *name, struct err *err);

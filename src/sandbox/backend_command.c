@@ -4,8 +4,8 @@
  * A file in backends/ says which programs to run: to put the porter there, to create, to attach, to
  * destroy, to list. This file runs them in order. One place is one sandbox-to-be:
  *
- *     porter -> create -> live (attached)
- *        \_________\________\____-> ending -> destroy -> gone
+ *     porter -> layer -> create -> live (attached)
+ *        \_________\________\________\____-> ending -> destroy -> gone
  *
  * - The porter is put there once per backend: the first place runs [check] and [upload], the others
  * wait.
@@ -37,6 +37,7 @@
 #include "json/json.h"
 #include "loop/loop.h"
 #include "sandbox/backend.h"
+#include "sandbox/backend_command_layers.h"
 #include "sandbox/backend_command_spec.h"
 #include "sandbox/process.h"
 
@@ -53,6 +54,7 @@ enum {
 
 enum place_state {
     PLACE_PORTER,
+    PLACE_LAYER,
     PLACE_CREATE,
     PLACE_LIVE,
     PLACE_ENDING,
@@ -67,7 +69,9 @@ struct command {
     size_t place_count;
     bool porter_there, porter_busy;
     struct process *porter_step; /* check or upload in flight */
-    size_t errands;              /* listings in flight */
+    struct command_layers *layers;
+    char *home;     /* of Postern: for what is packed */
+    size_t errands; /* listings in flight */
     bool stopping;
     void (*on_stopped)(void *context);
     void *stop_context;
@@ -79,7 +83,7 @@ struct place {
     char id[40];
     enum place_state state;
     /* What the sandbox asked for, as the words need it. */
-    char *label, *image, *hostname;
+    char *label, *image, *hostname, *layer, *layer_name;
     char memory[24], pids[16], cpus[24], disk[24];
     bool root_user;
     struct process *attach; /* the program that carries the frames */
@@ -132,6 +136,8 @@ static size_t collect_values(const struct command *command, const struct place *
         values[count++] = (struct command_value){"disk", place->disk};
         values[count++] = (struct command_value){"hostname", place->hostname};
         values[count++] = (struct command_value){"root_user", place->root_user ? "yes" : ""};
+        values[count++] = (struct command_value){"layer", place->layer};
+        values[count++] = (struct command_value){"layer_name", place->layer_name};
     }
     for (size_t i = 0; i < command->setup.spec.variable_count; i++)
         values[count++] = (struct command_value){command->setup.spec.variables[i].name,
@@ -140,7 +146,8 @@ static size_t collect_values(const struct command *command, const struct place *
     return count;
 }
 
-/* Starts the program of a step. `pipe` becomes both its standard input and output, unless -1. */
+/* Starts the program of a step. `pipe` becomes its standard input and, for [attach], its output,
+ * unless -1. */
 static struct process *start_step(struct command *command, const struct place *place,
                                   enum command_step step, int pipe, uint32_t timeout_ms,
                                   void (*on_end)(void *, const struct process_end *), void *context,
@@ -165,7 +172,7 @@ static struct process *start_step(struct command *command, const struct place *p
         .argv = argv,
         .env = (const char *const *)command->setup.env,
         .input = pipe >= 0 ? pipe : porter,
-        .output = pipe,
+        .output = step == STEP_ATTACH ? pipe : -1,
         .timeout_ms = timeout_ms,
         .on_end = on_end,
         .context = context,
@@ -286,6 +293,8 @@ static void place_free(void *argument)
     free(place->label);
     free(place->image);
     free(place->hostname);
+    free(place->layer);
+    free(place->layer_name);
     free(place);
 }
 
@@ -303,12 +312,15 @@ static void command_free(void *argument)
 {
     struct command *command = argument;
     command_setup_deinit(&command->setup);
+    command_layers_free(command->layers);
+    free(command->home);
     free(command);
 }
 
 static void stop_when_empty(struct command *command)
 {
-    if (!command->stopping || command->place_count || command->porter_busy || command->errands)
+    if (!command->stopping || command->place_count || command->porter_busy || command->errands ||
+        command_layers_busy(command->layers))
         return;
     command->stopping = false;
     loop_defer(command->base.loop, command_free, command);
@@ -397,6 +409,8 @@ static void place_end(struct place *place)
 {
     if (place->state >= PLACE_ENDING)
         return;
+    if (place->state == PLACE_LAYER)
+        command_layers_forget(place->command->layers, place);
     place->state = PLACE_ENDING;
     if (place->step) {
         process_end_soon(place->step, TERM_GRACE_MS);
@@ -430,6 +444,8 @@ static void on_attach_end(void *context, const struct process_end *end)
     if (place->state != PLACE_ENDING && place->trusted) {
         /* Somebody may have removed the porter there: look again, which is worth another try. */
         place->command->porter_there = false;
+        if (place->layer)
+            command_layers_doubt(place->command->layers, place->layer);
         place->attach_err.kind = ERR_LOST;
     }
     if (place->state == PLACE_ENDING) {
@@ -503,8 +519,8 @@ static void on_create_end(void *context, const struct process_end *end)
     place_attach(place);
 }
 
-/* From "the porter is there" on. */
-static void place_advance(struct place *place)
+/* From "porter and layer are there" on. */
+static void place_make(struct place *place)
 {
     struct command *command = place->command;
     place->begun = true;
@@ -519,6 +535,79 @@ static void place_advance(struct place *place)
     if (!place->step)
         place_end(place);
 }
+
+static void on_layer(void *context, const struct err *err)
+{
+    struct place *place = context;
+    if (!err) {
+        place_make(place);
+        return;
+    }
+    place->err = *err;
+    place_end(place);
+}
+
+/* From "the porter is there" on. */
+static void place_advance(struct place *place)
+{
+    struct command *command = place->command;
+    if (!place->layer || !command->setup.spec.steps[STEP_LAYER_UPLOAD].argv) {
+        place_make(place);
+        return;
+    }
+    place->state = PLACE_LAYER;
+    command_layers_need(command->layers, place->layer, on_layer, place);
+}
+
+/* ---------------------------------------------------------------- what layers need of us */
+
+static bool layer_has(void *owner, enum command_step step)
+{
+    return ((struct command *)owner)->setup.spec.steps[step].argv != NULL;
+}
+
+static struct process *layer_start(void *owner, enum command_step step, const char *dir, int input,
+                                   void (*on_end)(void *, const struct process_end *),
+                                   void *context, struct err *err)
+{
+    struct command *command = owner;
+    OWN(mem) char *name = command_layer_name(dir);
+    struct place nobody = {.layer = (char *)dir, .layer_name = name};
+    return start_step(command, &nobody, step, input, command->setup.spec.steps[step].timeout_ms,
+                      on_end, context, err);
+}
+
+static void layer_describe(void *owner, enum command_step step, const struct process_end *end,
+                           struct err *err)
+{
+    step_error(owner, step, end, err);
+}
+
+static const char *const *layer_environment(void *owner)
+{
+    return (const char *const *)((struct command *)owner)->setup.env;
+}
+
+static const char *layer_scratch(void *owner)
+{
+    return ((struct command *)owner)->home;
+}
+
+static void layer_idle(void *owner)
+{
+    stop_when_empty(owner);
+}
+
+static const struct command_layer_host layer_host = {
+    .has = layer_has,
+    .start = layer_start,
+    .describe = layer_describe,
+    .environment = layer_environment,
+    .scratch_dir = layer_scratch,
+    .on_idle = layer_idle,
+};
+
+/* ---------------------------------------------------------------- beginning */
 
 static void place_begin(void *argument)
 {
@@ -555,6 +644,10 @@ static void command_create(struct backend *backend, const char *id, const struct
     const char *root = spec->root && strcmp(spec->root, "host") != 0 ? spec->root : "";
     place->image = mem_dup(strncmp(root, "image:", 6) == 0 ? root + 6 : root);
     place->root_user = spec->root_user;
+    if (spec->layer_count) {
+        place->layer = mem_dup(spec->layers[0]);
+        place->layer_name = command_layer_name(spec->layers[0]);
+    }
     if (spec->memory_bytes_max)
         snprintf(place->memory, sizeof place->memory, "%llu",
                  (unsigned long long)spec->memory_bytes_max);
@@ -569,6 +662,9 @@ static void command_create(struct backend *backend, const char *id, const struct
         err_set(&place->err, ERR_UNSUPPORTED,
                 "backend '%s' has no images, so '%s' cannot be its root", command->setup.spec.name,
                 root);
+    else if (spec->layer_count > 1)
+        err_set(&place->err, ERR_UNSUPPORTED, "backend '%s' mounts one layer, not %zu",
+                command->setup.spec.name, spec->layer_count);
     else if (!place->image[0] && command->setup.spec.image == COMMAND_IMAGE_REQUIRED)
         err_set(&place->err, ERR_INPUT, "backend '%s' needs an image as root (\"image:NAME\")",
                 command->setup.spec.name);
@@ -705,6 +801,7 @@ static void command_stop(struct backend *backend, void (*on_stopped)(void *), vo
     command->stop_context = context;
     if (command->porter_step)
         process_end_soon(command->porter_step, TERM_GRACE_MS);
+    command_layers_stop(command->layers);
     loop_defer(backend->loop, stop_later, command);
 }
 
@@ -730,6 +827,8 @@ static struct backend *command_start(struct loop *loop, const struct sandbox_opt
     struct command *command = mem_zero(sizeof *command);
     command->base = (struct backend){.class = &backend_command, .loop = loop};
     list_init(&command->places);
+    command->layers = command_layers_new(loop, &layer_host, command);
+    command->home = mem_dup(options->home ? options->home : "/tmp");
     if (command_setup(&command->setup, options, name, err) < 0) {
         command_free(command);
         return NULL;
@@ -740,6 +839,7 @@ static struct backend *command_start(struct loop *loop, const struct sandbox_opt
 const struct backend_class backend_command = {
     .name = "command",
     .summary = "any program whose standard input and output are the porter's (backends/*.toml)",
+    .layer_ms_max = 20 * 60 * 1000,
     .start = command_start,
     .stop = command_stop,
     .capabilities = command_capabilities,

@@ -22,18 +22,25 @@
 enum { WORDS_MAX = 256, WORD_BYTES_MAX = 64 * 1024 };
 
 const char *const command_step_names[STEP_COUNT] = {
-    [STEP_CHECK] = "check",   [STEP_UPLOAD] = "upload",   [STEP_CREATE] = "create",
-    [STEP_ATTACH] = "attach", [STEP_DESTROY] = "destroy", [STEP_LIST] = "list",
+    [STEP_CHECK] = "check",
+    [STEP_UPLOAD] = "upload",
+    [STEP_CREATE] = "create",
+    [STEP_LAYER_CHECK] = "layer_check",
+    [STEP_LAYER_UPLOAD] = "layer_upload",
+    [STEP_ATTACH] = "attach",
+    [STEP_DESTROY] = "destroy",
+    [STEP_LIST] = "list",
 };
 
 static const uint32_t step_timeouts_ms[STEP_COUNT] = {
-    [STEP_CHECK] = 30000,   [STEP_UPLOAD] = 60000, [STEP_CREATE] = 60000,
-    [STEP_DESTROY] = 30000, [STEP_LIST] = 30000,   [STEP_ATTACH] = 0,
+    [STEP_CHECK] = 30000,       [STEP_UPLOAD] = 60000,        [STEP_CREATE] = 60000,
+    [STEP_DESTROY] = 30000,     [STEP_LIST] = 30000,          [STEP_ATTACH] = 0,
+    [STEP_LAYER_CHECK] = 30000, [STEP_LAYER_UPLOAD] = 600000,
 };
 
 const char *const command_builtin_names[] = {
-    "id",   "label", "porter", "porter_name", "image",     "memory",
-    "pids", "cpus",  "disk",   "hostname",    "root_user", NULL,
+    "id",   "label", "porter",   "porter_name", "image", "memory",     "pids",
+    "cpus", "disk",  "hostname", "root_user",   "layer", "layer_name", NULL,
 };
 
 /* clang-format off */
@@ -44,6 +51,7 @@ static const struct {
     {"network-off", SANDBOX_CAN_NETWORK_OFF},
     {"limits",      SANDBOX_CAN_LIMITS},
     {"root",        SANDBOX_CAN_ROOT},
+    {"layers",      SANDBOX_CAN_LAYERS},
 };
 /* clang-format on */
 
@@ -224,8 +232,8 @@ static int read_capabilities(struct command_spec *spec, struct err *err)
                 found = capability_names[i].capability;
         if (!found)
             return toml_error(item, err,
-                              "a capability of a command backend is \"network-off\", \"limits\" "
-                              "or \"root\"");
+                              "a capability of a command backend is \"network-off\", \"limits\", "
+                              "\"root\" or \"layers\"");
         spec->capabilities |= found;
     }
     return 0;
@@ -291,6 +299,12 @@ int command_spec_read(struct command_spec *spec, const char *path, const char *n
                           "there is no [attach]: it is what carries the porter's frames");
     if (spec->steps[STEP_CHECK].argv && !spec->steps[STEP_UPLOAD].argv)
         return toml_error(spec->steps[STEP_CHECK].argv, err, "[check] without [upload]");
+    if (spec->steps[STEP_LAYER_CHECK].argv && !spec->steps[STEP_LAYER_UPLOAD].argv)
+        return toml_error(spec->steps[STEP_LAYER_CHECK].argv, err,
+                          "[layer_check] without [layer_upload]");
+    if (spec->steps[STEP_LAYER_UPLOAD].argv && !(spec->capabilities & SANDBOX_CAN_LAYERS))
+        return toml_error(spec->steps[STEP_LAYER_UPLOAD].argv, err,
+                          "[layer_upload] without the capability \"layers\"");
     spec->name = mem_dup(name);
     return 0;
 }

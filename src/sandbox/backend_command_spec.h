@@ -15,12 +15,14 @@ struct sandbox_options;
 
 /* The steps a file may describe. Only `attach` is required. */
 enum command_step {
-    STEP_CHECK,   /* exits 0 when the porter is there already */
-    STEP_UPLOAD,  /* reads the porter on standard input and puts it there */
-    STEP_CREATE,  /* makes the sandbox */
-    STEP_ATTACH,  /* its standard input and output are the porter's */
-    STEP_DESTROY, /* leaves nothing; succeeds when there is nothing */
-    STEP_LIST,    /* prints "id TAB label TAB age in seconds" per sandbox */
+    STEP_CHECK,        /* exits 0 when the porter is there already */
+    STEP_UPLOAD,       /* reads the porter on standard input and puts it there */
+    STEP_LAYER_CHECK,  /* exits 0 when the layer is there already */
+    STEP_LAYER_UPLOAD, /* reads the layer as tar on standard input and puts it there */
+    STEP_CREATE,       /* makes the sandbox */
+    STEP_ATTACH,       /* its standard input and output are the porter's */
+    STEP_DESTROY,      /* leaves nothing; succeeds when there is nothing */
+    STEP_LIST,         /* prints "id TAB label TAB age in seconds" per sandbox */
     STEP_COUNT,
 };
 extern const char *const command_step_names[STEP_COUNT];

@@ -411,6 +411,8 @@ static uint64_t deadline_left(const struct sandbox *sandbox)
 {
     uint64_t spent = loop_now_ms(sandbox->sandboxes->loop) - sandbox->begun_ms;
     uint64_t all = create_ms_max(sandbox->sandboxes);
+    if (sandbox->spec.layer_count)
+        all += sandbox->slot->backend->class->layer_ms_max;
     return spent < all ? all - spent : 0;
 }
 

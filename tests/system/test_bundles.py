@@ -206,3 +206,34 @@ def test_installs_at_once_build_once(postern, tmp):
     for thread in threads:
         thread.join()
     assert results == [0] * 4 and (tmp / "count").read_text() == "x\n" and len(installed(postern)) == 1
+
+
+# ---------------------------------------------------------------- installed inside
+INSIDE = '''
+name = "inside"
+[install]
+check = ["/tmp/inside", "--version"]
+commands = [%s]
+tries = 3
+[run]
+argv = ["/tmp/inside", "{instruction_file}"]
+'''
+PROGRAM = "printf '#!/bin/sh\\\\necho yes > answer\\\\n' > /tmp/inside; chmod 755 /tmp/inside"
+
+
+def inside(postern, tmp, *commands):
+    (tmp / "inside.toml").write_text(INSIDE % ", ".join(json.dumps(command) for command in commands))
+    _, results = postern.run("--agent", str(tmp / "inside.toml"), "--task", task(tmp / "t.json", verify=["grep -q yes answer"]), "--model",
+                             script(tmp / "m.toml", "x"), *postern.flags, seconds=120)
+    return results[0]
+
+
+def test_an_install_inside_is_tried_again_until_its_check_succeeds(postern, tmp):
+    make = PROGRAM.replace("\\\\n", "\\n")
+    # The first try fails with its code; the second fails unseen, in the middle of a pipe; the third is good.
+    count = "echo x >> /tmp/count; n=$(grep -c x /tmp/count); test $n -gt 1 || exit 7; "
+    result = inside(postern, tmp, count + "if [ $n = 2 ]; then cat /nowhere | cat > /tmp/inside; else " + make + "; fi")
+    assert result["fate"] == "ok" and result["reward"] == 1, result
+    result = inside(postern, tmp, "cat /nowhere | cat > /tmp/inside")
+    assert result["fate"] == "infra_failed" and result["reward"] is None, result
+    assert "still '/tmp/inside' fails" in result["cause"] or "/nowhere" in result["cause"], result["cause"]

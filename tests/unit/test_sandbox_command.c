@@ -57,6 +57,8 @@ TEST(what_is_wrong_with_a_file_is_said_with_its_place)
         {"[attach]\nargv = [\"x\"]\ntimout = 3\n", ":3:1: "},
         {"[attach]\nargv = [\"x\"]\n[destory]\nargv = [\"x\"]\n", "destroy"},
         {"capabilities = [\"fly\"]\n[attach]\nargv = [\"x\"]\n", ":1:17: "},
+        {"[attach]\nargv = [\"x\"]\n[layer_check]\nargv = [\"x\"]\n", "[layer_check] without"},
+        {"[attach]\nargv = [\"x\"]\n[layer_upload]\nargv = [\"x\"]\n", "capability \"layers\""},
         {"retry_exit_codes = [0]\n[attach]\nargv = [\"x\"]\n", "1 to 255"},
         {"[variables.id]\n[attach]\nargv = [\"x\"]\n", "fills in itself"},
         {"argument = \"where\"\n[attach]\nargv = [\"x\"]\n", "not in [variables]"},
@@ -349,6 +351,68 @@ TEST_WITHIN(the_porter_is_uploaded_once_and_again_when_it_is_gone, 60)
     unlink(path);
     EXPECT_INT(stage_open(&stage, &stage.spec, &boxes[0], &err), 0);
     EXPECT_INT(lines_in(&stage, "uploads"), 2);
+    stage_end(&stage);
+}
+
+#define FAR_LAYERS                                                                                 \
+    "environment_pass = [\"STAGE_DIR\"]\ncapabilities = [\"layers\"]\n"                            \
+    "[layer_check]\nargv = [\"/bin/sh\", \"-c\", 'echo x >> $STAGE_DIR/checks; "                   \
+    "test -d \"$STAGE_DIR/far/$0\"', \"{layer_name}\"]\n"                                          \
+    "[attach]\nargv = [\"/bin/sh\", \"-c\", 'exec \"$0\" " PORTER_WORDS "', \"{porter}\"]\n"
+
+TEST_WITHIN(a_layer_is_brought_there_once, 60)
+{
+    struct stage stage;
+    struct sandbox *boxes[3];
+    struct err err = {0};
+    begin(&stage, "far",
+          FAR_LAYERS "[layer_upload]\nargv = [\"/bin/sh\", \"-c\", 'echo up >> $STAGE_DIR/uploads; "
+                     "mkdir -p \"$STAGE_DIR/far/$0\" && tar -C \"$STAGE_DIR/far/$0\" -xf -', "
+                     "\"{layer_name}\"]\n");
+    char root[128], path[160];
+    snprintf(root, sizeof root, "%s/agent-1.0-key/root", stage.dir);
+    EXPECT_INT(file_make_dirs(root, 0755, &err), 0);
+    snprintf(path, sizeof path, "%s/file", root);
+    host_write(path, 0644, "%s", "hello\n");
+    const char *layer = root;
+    stage.spec.layers = &layer;
+    stage.spec.layer_count = 1;
+    for (size_t i = 0; i < COUNT(boxes); i++)
+        if (stage_open(&stage, &stage.spec, &boxes[i], &err) < 0)
+            EXPECT_TEXT(err.text, "");
+    EXPECT_INT(lines_in(&stage, "checks"), 1);
+    EXPECT_INT(lines_in(&stage, "uploads"), 1);
+    EXPECT_INT(lines_in(&stage, "far/agent-1.0-key/file"), 1);
+    for (size_t i = 0; i < COUNT(boxes); i++)
+        EXPECT_INT(stage_close(&stage, boxes[i], &err), 0);
+    const char *two[] = {root, root};
+    stage.spec.layers = two;
+    stage.spec.layer_count = 2;
+    EXPECT_INT(stage_open(&stage, &stage.spec, &boxes[0], &err), -1);
+    EXPECT(strstr(err.text, "mounts one layer") != NULL);
+    stage_end(&stage);
+}
+
+TEST_WITHIN(a_layer_that_cannot_be_brought_there_is_no_sandbox, 60)
+{
+    struct stage stage;
+    struct sandbox *box;
+    struct err err = {0};
+    begin(&stage, "far",
+          FAR_LAYERS "[layer_upload]\nargv = [\"/bin/sh\", \"-c\", 'cat > /dev/null; "
+                     "echo the disk is full >&2; exit 3']\n");
+    char root[128];
+    snprintf(root, sizeof root, "%s/agent-1.0-key/root", stage.dir);
+    EXPECT_INT(file_make_dirs(root, 0755, &err), 0);
+    const char *layer = root;
+    stage.spec.layers = &layer;
+    stage.spec.layer_count = 1;
+    EXPECT_INT(stage_open(&stage, &stage.spec, &box, &err), -1);
+    EXPECT(strstr(err.text, "agent-1.0-key") && strstr(err.text, "the disk is full"));
+    /* Packing fails: the layer is gone. Nothing is uploaded. */
+    EXPECT_INT(rmdir(root), 0);
+    EXPECT_INT(stage_open(&stage, &stage.spec, &box, &err), -1);
+    EXPECT(strstr(err.text, "packing") != NULL);
     stage_end(&stage);
 }
 
