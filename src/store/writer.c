@@ -122,12 +122,14 @@ static struct chunk *chunks_take(struct writer *writer, char behind[64])
         writer->chunk_bytes -= (*end)->bytes.size;
         end = &(*end)->next;
     }
-    if (end == &writer->chunks)
-        taken = NULL;
-    if (writer->chunks_end == end)
-        writer->chunks_end = &writer->chunks;
-    writer->chunks = *end;
-    *end = NULL;
+    if (end == &writer->chunks) {
+        taken = NULL; /* the first one is not good yet: they all stay */
+    } else {
+        if (writer->chunks_end == end)
+            writer->chunks_end = &writer->chunks;
+        writer->chunks = *end;
+        *end = NULL;
+    }
     memcpy(behind, writer->behind, sizeof writer->behind);
     writer->behind[0] = 0;
     pthread_mutex_unlock(&writer->journal_lock);
