@@ -214,6 +214,7 @@ static void api_free(struct api *api)
     if (api->token)
         explicit_bzero(api->token, strlen(api->token));
     api_keys_free(api);
+    api_events_free(api->events);
     free(api->token);
     free(api->token_file);
     free(api->home);
@@ -253,7 +254,9 @@ void api_reply_done(struct api *api)
 
 static void on_event(void *context, const struct rollout_event *event)
 {
-    api_wait_event(context, event);
+    struct api *api = context;
+    api_events_event(api->events, event);
+    api_wait_event(api, event);
 }
 
 void api_forget_rollouts(struct api *api)
@@ -280,6 +283,7 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
     api->token_file = options->token_file && options->token_file[0]
                           ? mem_dup(options->token_file)
                           : mem_format("%s/token", options->home);
+    api->events = api_events_new(api, options->event_bytes_max, options->keepalive_ms);
     api->write_live = options->write_live;
     api->read_metrics = options->read_metrics;
     api->context = options->context;
@@ -323,6 +327,7 @@ void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *conte
     api->on_closed = on_closed;
     api->closed_context = context;
     api_forget_rollouts(api);
+    api_events_close(api->events);
     api_gate_close(api);
     http_server_close(api->server, grace_ms, on_server_closed, api);
 }

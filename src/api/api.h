@@ -74,6 +74,8 @@ struct api_options {
     const char *token_file; /* NULL: <home>/token. Made with a new token, mode 0600, when missing */
     size_t body_bytes_max;  /* 0: 1 MiB */
     size_t connections_max; /* 0: 1000 */
+    size_t event_bytes_max; /* 0: 16 MiB: what is remembered of what happened */
+    uint32_t keepalive_ms;  /* 0: 15 s: between signs of life on a stream of events */
     /* One object for a rollout that is under way; false: not known. May be NULL. */
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     /* Fills in what it knows; the rest stays 0. May be NULL. */

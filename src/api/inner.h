@@ -51,7 +51,8 @@ struct api {
     size_t replies;          /* submissions that wait for the journal */
     bool gone;               /* freed with the last of them */
     struct map pending_keys; /* of submissions that are not in the index yet */
-    struct map waiting;      /* ids of rollouts and groups somebody waits for: struct topic */
+    struct api_events *events;
+    struct map waiting; /* ids of rollouts and groups somebody waits for: struct topic */
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     void (*read_metrics)(void *context, struct api_metrics *out);
     int (*submit)(void *context, const struct api_submit *orders, size_t count,
@@ -65,8 +66,6 @@ struct api {
 /* {"error": {"type", "message", "field"?}}, with retry-after where trying again may help. */
 void api_answer_error(struct http_exchange *exchange, const struct err *err);
 void api_write_metrics(struct api *api, struct buf *out);
-
-/* ---------------------------------------------------------------- samples.c */
 
 /* ---------------------------------------------------------------- fields.c */
 enum api_field_type {
@@ -136,6 +135,7 @@ const char *api_name(struct http_exchange *exchange, struct str name, struct are
 api_answer api_answer_rollouts, api_answer_rollout, api_answer_submit, api_answer_cancel;
 api_answer api_answer_calls, api_answer_call, api_answer_samples;
 api_answer api_answer_groups, api_answer_group, api_answer_group_submit, api_answer_group_cancel;
+api_answer api_answer_events, api_answer_rollout_events, api_answer_group_events;
 api_answer api_answer_policy, api_answer_policy_change;
 api_answer api_answer_take, api_answer_answer, api_answer_stream, api_answer_extend;
 api_answer api_answer_release, api_answer_fail, api_answer_gate, api_answer_socket;
@@ -169,6 +169,12 @@ void api_wait(struct api *api, struct http_exchange *exchange, const char *id, b
               uint32_t wait_ms);
 void api_wait_event(struct api *api, const struct rollout_event *event);
 void api_wait_close(struct api *api);
+
+/* ---------------------------------------------------------------- events.c */
+struct api_events *api_events_new(struct api *api, size_t bytes_max, uint32_t keepalive_ms);
+void api_events_event(struct api_events *events, const struct rollout_event *event);
+void api_events_close(struct api_events *events); /* every stream ends */
+void api_events_free(struct api_events *events);
 
 /* ---------------------------------------------------------------- gate.c, gate_socket.c */
 bool api_has_gate(struct api *api, struct http_exchange *exchange); /* false: answered */

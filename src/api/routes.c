@@ -104,6 +104,10 @@ static const struct api_parameter wait_parameters[] = {
     {"wait_ms", true, 0, API_WAIT_MS_MAX, "Answer when it is over, or when this time is."},
     {0},
 };
+static const struct api_parameter event_parameters[] = {
+    {"after", false, 0, 0, "Go on behind this event; likewise the header Last-Event-ID. 0: from the oldest that is kept."},
+    {0},
+};
 static const struct api_parameter sample_parameters[] = {
     {"format", false, 0, 0, "jsonl, or binary for little-endian arrays."},
     {0},
@@ -124,12 +128,15 @@ const struct api_route api_routes[] = {
     {"DELETE", "/v1/rollouts/{id}", false, api_answer_cancel, "Cancel a rollout; its result still comes", 202, "Status"},
     {"GET", "/v1/rollouts/{id}/calls", false, api_answer_calls, "Its model calls", 200, "Calls"},
     {"GET", "/v1/rollouts/{id}/samples", false, api_answer_samples, "Its training rows, when it is over", 200, "application/x-ndjson", sample_parameters},
+    {"GET", "/v1/rollouts/{id}/events", false, api_answer_rollout_events, "What happens in it, as it happens", 200, "text/event-stream", event_parameters},
     {"GET", "/v1/calls/{id}", false, api_answer_call, "One model call, with its tokens", 200, "Call"},
 
     {"GET", "/v1/groups", false, api_answer_groups, "A page of groups", 200, "GroupPage", group_list_parameters},
     {"POST", "/v1/groups", false, api_answer_group_submit, "Submit a group of rollouts", 201, "SubmittedGroup", NULL, &api_group_body},
     {"GET", "/v1/groups/{id}", false, api_answer_group, "A group and how its rollouts stand", 200, "Group", wait_parameters},
     {"DELETE", "/v1/groups/{id}", false, api_answer_group_cancel, "Cancel what is left of a group", 202, "Status"},
+    {"GET", "/v1/groups/{id}/events", false, api_answer_group_events, "What happens in its rollouts, as it happens", 200, "text/event-stream", event_parameters},
+    {"GET", "/v1/events", false, api_answer_events, "What happens in all rollouts, as it happens", 200, "text/event-stream", event_parameters},
 
     {"GET", "/v1/policy", false, api_answer_policy, "The version of the weights", 200, "Policy"},
     {"POST", "/v1/policy", false, api_answer_policy_change, "A new version; pause, resume, staleness", 200, "Policy", NULL, &api_policy_body},

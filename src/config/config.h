@@ -42,6 +42,9 @@ struct config {
     const char *listen_token_file;
     int64_t listen_body_bytes_max;
     int64_t listen_connections_max;
+    int64_t listen_event_bytes_max;
+    int64_t listen_keepalive_ms;
+    int64_t listen_drain_ms;
 
     int64_t log_level; /* enum log_level */
     bool log_json;

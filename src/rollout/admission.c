@@ -173,7 +173,8 @@ static bool may_start(struct rollouts *rollouts)
 {
     struct admission *admission = &rollouts->admission;
     const struct rollouts_options *options = &rollouts->options;
-    if (rollouts->counts.running >= options->parallel_max || too_many_ahead(admission))
+    if (rollouts->draining || rollouts->counts.running >= options->parallel_max ||
+        too_many_ahead(admission))
         return false;
     if (options->calls_in_flight_max && calls_in_flight(rollouts) >= options->calls_in_flight_max) {
         loop_timer_start(rollouts->loop, &admission->again, CALLS_AGAIN_MS, on_again, rollouts);

@@ -1,8 +1,14 @@
 /* serve.c - `postern serve`: the machine and the control listener, until a signal says stop.
  *
- * The first SIGINT or SIGTERM closes the listener and ends what runs; a second one hurries. */
+ *     serving ── SIGTERM ──► draining ──time is up, SIGINT──► ending ──all are over──► closed
+ *        └──────── SIGINT ────────────────────────────────────►┘
+ *
+ * Draining: no more rollouts are taken (503) or started; those under way go on. Ending: they are
+ * cancelled; the listener stays until each has come back, so that whoever waits is answered.
+ * Another signal hurries. */
 #include "runtime/runtime.h"
 
+#include <signal.h>
 #include <string.h>
 
 #include "api/api.h"
@@ -13,12 +19,15 @@
 #include "runtime/internal.h"
 
 #define API_GRACE_MS 2000
+#define END_MS_MAX 20000 /* for cancelled rollouts, before the listener goes all the same */
 
 struct serve {
     struct machine *machine;
     struct api *api;
     struct submitter submitter;
-    unsigned signals;
+    struct rollout_watch watch;
+    struct loop_timer timer;
+    enum { SERVING, DRAINING, ENDING, CLOSED } state;
 };
 
 static bool write_live(void *context, const char *id, struct json_writer *out)
@@ -119,14 +128,80 @@ static void on_api_closed(void *context)
     machine_close(serve->machine);
 }
 
+static void close_all(struct serve *serve)
+{
+    if (serve->state == CLOSED)
+        return;
+    serve->state = CLOSED;
+    loop_timer_stop(&serve->timer);
+    rollouts_unwatch(&serve->watch);
+    api_close(serve->api, API_GRACE_MS, on_api_closed, serve);
+}
+
+static void on_end_due(struct loop_timer *timer)
+{
+    close_all(timer->context);
+}
+
+static void end_all(struct serve *serve, bool hurry)
+{
+    struct rollouts *rollouts = serve->machine->rollouts;
+    serve->state = ENDING;
+    rollouts_drain(rollouts);
+    loop_timer_start(serve->machine->loop, &serve->timer, END_MS_MAX, on_end_due, serve);
+    rollouts_cancel_all(rollouts, "the server is stopping", hurry);
+}
+
+static void on_drain_due(struct loop_timer *timer)
+{
+    struct serve *serve = timer->context;
+    LOG_INFO("runtime", NULL, "the time to drain is up: cancelling what is left");
+    end_all(serve, false);
+}
+
+/* Nothing is under way any more (what is queued does not start while draining). */
+static void check_over(void *argument)
+{
+    struct serve *serve = argument;
+    if (serve->state != DRAINING && serve->state != ENDING)
+        return;
+    struct rollout_counts counts = rollouts_counts(serve->machine->rollouts);
+    if (counts.running || counts.ending)
+        return;
+    if (counts.queued)
+        end_all(serve, false);
+    else
+        close_all(serve);
+}
+
+static void on_event(void *context, const struct rollout_event *event)
+{
+    struct serve *serve = context;
+    if (event->kind == ROLLOUT_EVENT_FINAL && serve->state != SERVING)
+        loop_defer(serve->machine->loop, check_over, serve); /* when all have heard of it */
+}
+
 static void on_signal(void *context, int number)
 {
     struct serve *serve = context;
-    LOG_INFO("runtime", NULL, "signal %d: stopping", number);
-    if (serve->signals++ == 0 && serve->api)
-        api_close(serve->api, API_GRACE_MS, on_api_closed, serve);
-    else if (serve->machine && serve->machine->rollouts)
-        rollouts_cancel_all(serve->machine->rollouts, "the server is stopping", true);
+    int64_t drain_ms = serve->machine->config->listen_drain_ms;
+    if (!serve->api || serve->machine->closing) {
+        if (serve->machine->rollouts)
+            rollouts_cancel_all(serve->machine->rollouts, "the server is stopping", true);
+        return;
+    }
+    if (serve->state == SERVING && number == SIGTERM && drain_ms) {
+        LOG_INFO("runtime", NULL, "signal %d: draining, for up to %lld s", number,
+                 (long long)drain_ms / 1000);
+        serve->state = DRAINING;
+        rollouts_drain(serve->machine->rollouts);
+        loop_timer_start(serve->machine->loop, &serve->timer, (uint64_t)drain_ms, on_drain_due,
+                         serve);
+    } else if (serve->state != CLOSED) {
+        LOG_INFO("runtime", NULL, "signal %d: stopping", number);
+        end_all(serve, serve->state != SERVING);
+    }
+    check_over(serve);
 }
 
 static int open_api(struct serve *serve, const struct config *config, struct err *err)
@@ -141,6 +216,8 @@ static int open_api(struct serve *serve, const struct config *config, struct err
         .token_file = config->listen_token_file[0] ? config->listen_token_file : NULL,
         .body_bytes_max = (size_t)config->listen_body_bytes_max,
         .connections_max = (size_t)config->listen_connections_max,
+        .event_bytes_max = (size_t)config->listen_event_bytes_max,
+        .keepalive_ms = (uint32_t)config->listen_keepalive_ms,
         .write_live = write_live,
         .read_metrics = read_metrics,
         .submit = submit,
@@ -177,6 +254,8 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
     serve.submitter.machine = serve.machine;
     int result = open_api(&serve, config, err);
     if (result == 0) {
+        serve.watch = (struct rollout_watch){.on_event = on_event, .context = &serve};
+        rollouts_watch(serve.machine->rollouts, &serve.watch);
         machine_begin(serve.machine);
         tell(&serve, config, on_ready, context);
     } else {

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import threading
 
 import pytest
@@ -96,6 +97,7 @@ class Events:
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
         self.connection.request("GET", path + (f"?after={after}" if after is not None else ""), headers=headers)
+        self.socket = self.connection.sock
         self.answer = self.connection.getresponse()
         self.status, self.all, self.comments, self.ended = self.answer.status, [], 0, False
         self.change = threading.Condition()
@@ -142,4 +144,8 @@ class Events:
             return [kind for _, kind, _ in self.all]
 
     def close(self):
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)  # the reading thread lets go
+        except OSError:
+            pass
         self.connection.close()

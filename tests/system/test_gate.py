@@ -20,7 +20,7 @@ TOKENS = {"token_ids": [7, 8], "completion_logprobs": [-1.5, -0.5], "prompt_toke
 class Server:
     def __init__(self, postern, *flags):
         self.home = postern.home
-        self.process = postern.start("serve", "--port", "0", *postern.flags, *flags)
+        self.process = postern.start("serve", "--port", "0", "--listen.drain", "200ms", *postern.flags, *flags)
         line = self.process.stdout.readline().decode()
         match = re.search(r"http://[\d.]+:(\d+)", line)
         if not match:

@@ -20,7 +20,7 @@ def model(tmp):
 
 @pytest.fixture
 def service(postern):
-    service = Service(postern)
+    service = Service(postern, "--listen.drain", "200ms")
     yield service
     if service.process.poll() is None:
         service.kill()
@@ -219,3 +219,259 @@ def test_the_calls_of_a_rollout(service, model):
     assert call["rollout_id"] == rollout or call["id"] == calls[0]["id"], call
     assert service.ask("GET", "/v1/rollouts/r-nothing/calls")[0] == 404
     assert service.ask("GET", "/v1/calls/c-nothing")[0] == 404
+
+
+# ---------------------------------------------------------------- groups
+SETUP = {"name": "with-setup", "instruction": "Do nothing.", "setup": ["date +%s%N >> /app/made", "echo ready > /app/state"],
+         "verify": ["grep -q ready /app/state"], "artifacts": ["/app/made"]}
+
+
+def kept(service, rollout):
+    files = list((service.home / "rollouts" / rollout / "artifacts").iterdir())
+    return files[0].read_text()
+
+
+def test_a_group_is_prepared_once_and_forked(service, model):
+    group = service.post("/v1/groups", {**order(model), "task": SETUP, "n": 4, "run": "grpo"})
+    assert len(set(group["rollouts"])) == 4
+    over = service.group_over(group["id"])
+    assert over["fates"] == {"ok": 4} and over["reward"] == {"count": 4, "mean": 1, "min": 1, "max": 1}, over
+    assert over["shared_preparation"] is True and over["n"] == 4 and over["run"] == "grpo"
+    assert [row["index"] for row in over["rollouts"]] == [0, 1, 2, 3]
+    made = {kept(service, rollout) for rollout in group["rollouts"]}
+    assert len(made) == 1 and len(made.pop().splitlines()) == 1, "setup ran once, in one sandbox"
+    for rollout in group["rollouts"]:
+        result = service.get(f"/v1/rollouts/{rollout}")
+        assert result["shared_preparation"] is True and result["group_id"] == group["id"]
+        assert [command["exit_code"] for command in result["setup_results"]] == [0, 0], result
+    # Each for itself: four times.
+    alone = service.post("/v1/groups", {**order(model), "task": SETUP, "n": 2, "share_setup": False})
+    assert service.group_over(alone["id"])["fates"] == {"ok": 2}
+    assert len({kept(service, rollout) for rollout in alone["rollouts"]}) == 2
+    listed = service.get("/v1/groups")["groups"]
+    assert [row["id"] for row in listed] == [alone["id"], group["id"]]
+    page = service.get("/v1/groups?limit=1")
+    assert service.get(f"/v1/groups?before={page['next']}")["groups"][0]["id"] == group["id"]
+    assert [row["id"] for row in service.get("/v1/groups?run=grpo")["groups"]] == [group["id"]]
+
+
+def test_members_of_a_group_do_not_see_each_other(service, tmp):
+    model = script(tmp / "w.toml", bash("cat /app/state; echo mine >> /app/state; sleep 0.2; cat /app/state"), "Done.")
+    task = {**SETUP, "verify": ["test $(wc -l < /app/state) = 2"]}
+    group = service.post("/v1/groups", {**order(model), "task": task, "n": 3, "share_setup": True})
+    assert service.group_over(group["id"])["reward"]["mean"] == 1
+
+
+def test_a_group_whose_setup_fails_fails_by_name(service, model):
+    task = {**SETUP, "setup": ["echo broken >&2; exit 3"]}
+    group = service.post("/v1/groups", {**order(model), "task": task, "n": 3})
+    over = service.group_over(group["id"])
+    assert over["fates"] == {"setup_failed": 3} and over["reward"] is None, over
+    for rollout in group["rollouts"]:
+        result = service.get(f"/v1/rollouts/{rollout}")
+        assert result["reward"] is None and "shared preparation" in result["cause"], result
+        assert result["reason"] == "preparation"
+    result = json.loads((service.home / "groups" / group["id"] / "result.json").read_text())
+    assert result["class"] == "setup_failed"
+
+
+def test_a_group_is_cancelled_as_a_whole_at_any_stage(service, model):
+    slow = {**SETUP, "setup": ["sleep 600"]}
+    preparing = service.post("/v1/groups", {**gated(), "task": slow, "n": 3})
+    until(lambda: service.get(f"/v1/groups/{preparing['id']}").get("preparation") == "preparing", 30, "the preparation")
+    running = service.post("/v1/groups", gated(n=3))
+    until(lambda: service.get("/v1/gate")["held"] == 3, 60, "three calls at the gate")
+    for group in (preparing, running):
+        status, body = service.ask("DELETE", f"/v1/groups/{group['id']}")
+        assert status == 202 and body["rollouts"] == 3, body
+    for group in (preparing, running):
+        over = service.group_over(group["id"])
+        assert over["fates"] == {"cancelled": 3} and over["reward"] is None, over
+        assert {row["reason"] for row in over["rollouts"]} == {"user"}
+        assert service.ask("DELETE", f"/v1/groups/{group['id']}")[0] == 409
+    assert service.ask("DELETE", "/v1/groups/g-nothing")[0] == 404
+    assert service.ask("GET", "/v1/groups/g-nothing")[0] == 404
+    assert service.stop()[0] == 0
+
+
+def test_rollouts_with_one_group_name_are_a_group(service, model):
+    ids = [service.post("/v1/rollouts", order(model, group="mine", index=i))["id"] for i in range(2)]
+    over = service.group_over("mine")
+    assert [row["id"] for row in over["rollouts"]] == ids and over["fates"] == {"ok": 2}
+    service.refused("/v1/groups", order(model, n=2, group="mine"), 409, "group")
+    named = service.post("/v1/groups", order(model, n=2, group="step-7"))
+    assert named["id"] == "step-7" and service.group_over("step-7")["counts"]["over"] == 2
+
+
+# ---------------------------------------------------------------- admission
+def test_priorities_first_and_runs_take_turns(postern, tmp):
+    service = Service(postern, "--parallel", "1", "--listen.drain", "0")
+    try:
+        model = script(tmp / "m.toml", "Done.")
+        blocker = service.post("/v1/rollouts", gated(run="blocker"))["id"]
+        until(lambda: service.get("/v1/gate")["held"] == 1, 60, "the only slot to be taken")
+        low = [service.post("/v1/rollouts", order(model, run="large"))["id"] for _ in range(3)]
+        other = service.post("/v1/rollouts", order(model, run="small"))["id"]
+        high = service.post("/v1/rollouts", order(model, run="large", priority=10))["id"]
+        last = service.post("/v1/rollouts", order(model, run="large", priority=-1))["id"]
+        assert service.get(f"/v1/rollouts/{low[0]}")["stage"] == "queued"
+        assert service.ask("DELETE", f"/v1/rollouts/{blocker}")[0] == 202
+        for rollout in low + [other, high, last]:
+            assert service.over(rollout)["fate"] == "ok"
+        rows = {row["id"]: row["started_ms"] for row in service.get("/v1/rollouts")["rollouts"]}
+        order_of = sorted(rows, key=lambda rollout: rows[rollout])
+        assert order_of == [blocker, high, low[0], other, low[1], low[2], last], order_of
+    finally:
+        assert service.stop()[0] == 0
+
+
+def test_who_waits_too_long_is_cancelled_by_name(postern, tmp):
+    service = Service(postern, "--parallel", "1", "--listen.drain", "0")
+    try:
+        service.post("/v1/rollouts", gated())
+        until(lambda: service.get("/v1/gate")["held"] == 1, 60, "the only slot to be taken")
+        late = service.post("/v1/rollouts", gated(queue_ms_max=200))["id"]
+        patient = service.post("/v1/rollouts", gated())["id"]
+        result = service.over(late)
+        assert result["fate"] == "cancelled" and result["reason"] == "queue_timeout" and result["reward"] is None
+        assert service.get(f"/v1/rollouts/{patient}")["stage"] == "queued"
+    finally:
+        assert service.stop()[0] == 0
+
+
+def test_nothing_starts_while_too_many_calls_are_under_way(postern, tmp):
+    service = Service(postern, "--rollout.calls-in-flight-max", "2", "--listen.drain", "0")
+    try:
+        first = [service.post("/v1/rollouts", gated())["id"] for _ in range(2)]
+        until(lambda: service.get("/v1/gate")["held"] == 2, 60, "two calls at the gate")
+        third = service.post("/v1/rollouts", gated())["id"]
+        assert not service.get(f"/v1/rollouts/{third}?wait_ms=500")["started_ms"]
+        call = service.control.take(max=1)[0]
+        assert service.control.answer(call, {"content": "Done."})[0] == 200
+        until(lambda: service.get(f"/v1/rollouts/{third}")["started_ms"], 60, "the third to start")
+        assert service.over(call["rollout_id"])["fate"] == "ok" and call["rollout_id"] in first
+    finally:
+        assert service.stop()[0] == 0
+
+
+def test_starts_per_second(postern, tmp):
+    service = Service(postern, "--rollout.starts-per-second-max", "2", "--listen.drain", "0")
+    try:
+        model = script(tmp / "m.toml", "Done.")
+        ids = [row["id"] for row in service.post("/v1/rollouts", [order(model)] * 5)["rollouts"]]
+        for rollout in ids:
+            service.over(rollout)
+        started = sorted(row["started_ms"] for row in service.get("/v1/rollouts")["rollouts"])
+        # Two at once, then one every half second.
+        assert started[4] - started[1] >= 1400, started
+    finally:
+        assert service.stop()[0] == 0
+
+
+# ---------------------------------------------------------------- the policy
+def test_versions_are_stamped_and_old_rollouts_are_cancelled_by_name(service):
+    service.post("/v1/policy", {"version": 5, "max_staleness": 1}, 200)
+    old = service.post("/v1/rollouts", gated())["id"]
+    until(lambda: service.get("/v1/gate")["held"] == 1, 60, "its call at the gate")
+    service.post("/v1/policy", {"version": 6}, 200)
+    young = service.post("/v1/rollouts", gated())["id"]
+    meant = service.post("/v1/rollouts", gated(policy_version=5))["id"]
+    until(lambda: service.get("/v1/gate")["held"] == 3, 60, "three calls at the gate")
+    assert service.get(f"/v1/rollouts/{old}")["policy_version"] == 5
+    answer = service.post("/v1/policy", {"version": 7}, 200)
+    assert answer["version"] == 7 and answer["max_staleness"] == 1
+    for rollout in (old, meant):
+        result = service.over(rollout)
+        assert result["fate"] == "cancelled" and result["reason"] == "stale" and result["reward"] is None, result
+        assert result["policy_version"] == 5 and "version 7" in result["cause"], result
+    # What would be stale is not started at all.
+    late = service.post("/v1/rollouts", gated(policy_version=3))["id"]
+    result = service.over(late)
+    assert result["reason"] == "stale" and not result.get("sandbox") and not result["tries"], result
+    assert service.get("/v1/policy")["stale"] == 3
+    trainer = Trainer(service.control, lambda call: {"content": "Done."})
+    result = service.over(young)
+    trainer.stop()
+    assert result["fate"] == "ok" and result["policy_version"] == 6
+    assert [call["policy_version"] for call in trainer.calls] == [7], "stamped when it was dispatched"
+
+
+def test_no_more_start_than_can_be_used_before_they_are_stale(service):
+    service.post("/v1/policy", {"version": 0, "max_staleness": 0, "batch": 2}, 200)
+    ids = [row["id"] for row in service.post("/v1/rollouts", [gated()] * 5)["rollouts"]]
+    until(lambda: service.get("/v1/gate")["held"] == 2, 60, "two calls at the gate")
+    assert [bool(service.get(f"/v1/rollouts/{rollout}")["started_ms"]) for rollout in ids] == [True, True, False, False, False]
+    # One that ends with nothing to learn from leaves its place to another.
+    service.ask("DELETE", f"/v1/rollouts/{ids[0]}")
+    until(lambda: service.get(f"/v1/rollouts/{ids[2]}")["started_ms"], 60, "the third to start")
+    assert not service.get(f"/v1/rollouts/{ids[3]}?wait_ms=300")["started_ms"]
+    trainer = Trainer(service.control, lambda call: {"content": "Done."})
+    for rollout in ids[1:3]:
+        assert service.over(rollout)["fate"] == "ok"
+    service.post("/v1/policy", {"version": 1}, 200)
+    for rollout in ids[3:]:
+        result = service.over(rollout)
+        assert result["fate"] == "ok" and result["policy_version"] == 1
+    trainer.stop()
+
+
+def test_a_pause_holds_calls_and_the_policy_outlives_the_server(postern, service):
+    service.post("/v1/policy", {"version": 9, "max_staleness": 4, "pause": True}, 200)
+    rollout = service.post("/v1/rollouts", gated())["id"]
+    until(lambda: service.get("/v1/gate")["held"] == 1, 60, "its call at the gate")
+    assert service.control.take(wait_ms=200) == []
+    service.post("/v1/policy", {"version": 10, "resume": True}, 200)
+    call = service.control.take()[0]
+    assert call["policy_version"] == 10
+    service.control.answer(call, {"content": "Done."})
+    assert service.over(rollout)["fate"] == "ok"
+    status, body = service.ask("POST", "/v1/policy", {"pause": True, "resume": True})
+    assert status == 400 and body["error"]["field"] == "pause"
+    assert service.ask("POST", "/v1/policy", {"max_staleness": -2})[1]["error"]["field"] == "max_staleness"
+    service.kill()
+    again = Service(postern)
+    try:
+        policy = again.get("/v1/policy")
+        assert (policy["version"], policy["max_staleness"], policy["paused"]) == (10, 4, False)
+    finally:
+        assert again.stop()[0] == 0
+
+
+# ---------------------------------------------------------------- draining
+def test_sigterm_lets_rollouts_finish_and_takes_no_more(postern, tmp):
+    service = Service(postern, "--parallel", "1", "--listen.drain", "60s")
+    running = service.post("/v1/rollouts", gated())["id"]
+    queued = service.post("/v1/rollouts", gated())["id"]
+    until(lambda: service.get("/v1/gate")["held"] == 1, 60, "its call at the gate")
+    waited = {}
+
+    def wait(rollout):
+        waited[rollout] = service.get(f"/v1/rollouts/{rollout}?wait_ms=60000")
+
+    waiters = [threading.Thread(target=wait, args=(rollout,)) for rollout in (running, queued)]
+    for waiter in waiters:
+        waiter.start()
+    service.tell()
+    until(lambda: service.ask("POST", "/v1/rollouts", gated())[0] == 503, 20, "submissions to be refused")
+    connection = service.control.connection()
+    connection.request("POST", "/v1/rollouts", json.dumps(gated()), service.control.headers)
+    refusal = connection.getresponse()
+    assert refusal.status == 503 and int(refusal.getheader("retry-after")) >= 1
+    connection.close()
+    assert service.get("/v1/gate")["held"] == 1, "the trainer can go on"
+    service.control.answer(service.control.take()[0], {"content": "Done."})
+    _, error = service.process.communicate(timeout=60)
+    assert service.process.returncode == 0, error
+    for waiter in waiters:
+        waiter.join(30)
+    assert waited[running]["fate"] == "ok", waited
+    assert waited[queued]["fate"] == "cancelled" and waited[queued]["reason"] == "server", waited
+
+
+def test_the_time_to_drain_has_an_end(postern):
+    service = Service(postern, "--listen.drain", "300ms")
+    rollout = service.post("/v1/rollouts", gated())["id"]
+    until(lambda: service.get("/v1/gate")["held"] == 1, 60, "its call at the gate")
+    assert service.stop()[0] == 0
+    result = json.loads((service.home / "rollouts" / rollout / "result.json").read_text())
+    assert result["class"] == "cancelled" and result["reward"] is None
