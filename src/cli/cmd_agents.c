@@ -1,5 +1,5 @@
-/* cmd_agents.c - postern agents ls, check, install, rm and gc; postern tasks check: specs read,
- * what is wrong with them, and agents built into bundles. */
+/* cmd_agents.c - postern agents ls, check, install, rm and gc: specs read, what is wrong with them,
+ * and agents built into bundles. */
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -140,47 +140,9 @@ static int run_agents(struct cli *cli)
     return cli_flush(cli, 0);
 }
 
-static int run_tasks(struct cli *cli)
-{
-    struct json_flag own = {0};
-    OWN(buf) struct buf text = {0};
-    OWN(json_doc) struct json_doc doc = {0};
-    OWN(arena) struct arena arena = {0};
-    struct json_writer writer = {.out = &text};
-    if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 2, 2) < 0)
-        return cli_fail(cli);
-    if (strcmp(cli->argv[0], "check") != 0)
-        return unknown_verb(cli);
-    if (runtime_task_check(cli->argv[1], &writer, &cli->err) < 0 ||
-        json_read(&doc, buf_str(&text), NULL, &cli->err) < 0)
-        return cli_fail(cli);
-    if (own.json) {
-        printf("%.*s\n", STR_ARGS(buf_str(&text)));
-        return cli_flush(cli, 0);
-    }
-    JSON_EACH (item, json_root(&doc)) {
-        struct json verify = json_get(item.value, "verify");
-        bool script = json_type(json_get(item.value, "test_script")) == JSON_STRING;
-        printf("%.*s is fine: %zu setup command%s, %s\n",
-               STR_ARGS(json_str(json_get(item.value, "name"), &arena)),
-               json_size(json_get(item.value, "setup")),
-               json_size(json_get(item.value, "setup")) == 1 ? "" : "s",
-               script              ? "judged by tests/test.sh"
-               : json_size(verify) ? "judged by verify commands"
-                                   : "no verifier, so no reward");
-    }
-    return cli_flush(cli, 0);
-}
-
 const struct command command_agents = {.name = "agents",
                                        .arguments = "ls | check NAME|FILE | install NAME|FILE... | "
                                                     "rm NAME[@VERSION]... | gc",
                                        .summary = "agents: list, check, install, remove",
                                        .run = run_agents,
                                        .flags = flags};
-
-const struct command command_tasks = {.name = "tasks",
-                                      .arguments = "check DIR|FILE",
-                                      .summary = "read a task and say what is wrong with it",
-                                      .run = run_tasks,
-                                      .flags = flags};

@@ -2,8 +2,10 @@
 #include "cli/cli.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "runtime/runtime.h"
 
 struct run_flags {
@@ -42,6 +44,10 @@ static int run(struct cli *cli)
     struct run_flags own = {.agent = "mini", .each = 1};
     if (flags_take(cli, flags, &own, false) < 0 || operands_check(cli, 0, 0) < 0)
         return cli_fail(cli);
+    OWN(mem) char *no_model = NULL;
+    const char *share = runtime_share_dir();
+    if (!own.model && share && (strcmp(own.agent, "oracle") == 0 || strcmp(own.agent, "nop") == 0))
+        own.model = no_model = mem_format("script:%s/tasks/no-model.toml", share);
     if (!own.tasks.count || !own.model) {
         err_set(&cli->err, ERR_INPUT, "%s is needed (see: postern help run)",
                 own.model ? "--task" : "--model");

@@ -2,7 +2,9 @@
  * result.
  *
  * What can be known to be wrong (agent, tasks, model, mode) is found before anything is built.
- * Rollouts are submitted task by task, each `each` times; siblings share a group. SIGINT and
+ * Rollouts are submitted task by task, each `each` times; siblings share a group. A file of lines
+ * is read twice: once to know that all of it is well, and once as its turn comes, so that a set of
+ * any size takes the memory of those under way. SIGINT and
  * SIGTERM cancel what is left, a second one hurries; every rollout still gets its one final event,
  * so the summary always adds up. */
 #include "runtime/runtime.h"
@@ -29,6 +31,13 @@ struct row {
     enum trace_stage stage;
 };
 
+/* Where tasks come from: those that are here, or a file of lines that is read as it is needed. */
+struct feed {
+    struct task **tasks;
+    size_t count, at;
+    struct task_source *source;
+};
+
 struct batch {
     const struct config *config;
     const struct runtime_batch *asked;
@@ -37,7 +46,9 @@ struct batch {
     struct machine *machine;
     struct agent_spec *agent;
     struct model *model;
-    struct task **tasks;
+    struct feed *feeds; /* in the order asked for */
+    size_t feed_at;
+    struct task *task; /* whose rollouts are being submitted */
     size_t task_count;
     struct row *rows;
     struct map by_id;
@@ -118,6 +129,7 @@ static void on_final(void *context, const struct rollout_view *view)
     struct batch *batch = row->batch;
     struct runtime_sum *sum = batch->sum;
     sum->final++;
+    (void)map_remove(&batch->by_id, str_of(view->id));
     sum->failed += !trace_fate_may_reward(view->fate) && view->fate != TRACE_FATE_CANCELLED;
     if (view->rewarded) {
         sum->rewarded++;
@@ -141,14 +153,35 @@ static void on_signal(void *context, int number)
     maybe_over(batch);
 }
 
+static int next_task(struct batch *batch, struct err *err)
+{
+    struct err why = {0};
+    task_unref(TAKE(batch->task));
+    for (; !batch->task && batch->feed_at < batch->asked->task_count; batch->feed_at++) {
+        struct feed *feed = &batch->feeds[batch->feed_at];
+        if (feed->source)
+            batch->task = task_source_next(feed->source, &why);
+        else if (feed->at < feed->count)
+            batch->task = task_ref(feed->tasks[feed->at++]);
+        if (why.kind != ERR_NONE)
+            return err_copy(err, &why);
+        if (batch->task)
+            break; /* there may be more in this one */
+    }
+    return batch->task ? 0 : err_set(err, ERR_CONFLICT, "a file of tasks became shorter meanwhile");
+}
+
 static int submit_one(struct batch *batch, struct row *row, struct err *err)
 {
     const struct runtime_batch *asked = batch->asked;
     const struct config *config = batch->config;
-    struct task *task = batch->tasks[row->index / asked->each];
     uint32_t number = (uint32_t)(row->index % asked->each);
-    if (number == 0)
+    if (number == 0) {
         id_make(batch->group, "g");
+        if (next_task(batch, err) < 0)
+            return -1;
+    }
+    struct task *task = batch->task;
     struct rollout_request request = {
         .agent = batch->agent,
         .task = task,
@@ -192,6 +225,54 @@ static int submit_some(struct batch *batch, struct err *err)
     return 0;
 }
 
+static void tell_warnings(struct batch *batch, const struct task *task)
+{
+    for (const char *const *text = task->warnings; text && *text; text++)
+        on_note(batch, *text);
+}
+
+/* All of a file is looked at before anything starts. */
+static int look_through(struct feed *feed, const char *what, struct err *err)
+{
+    OWN(task_source) struct task_source *source = task_source_open(what, err);
+    struct err why = {0};
+    if (!source)
+        return -1;
+    for (struct task *task; (task = task_source_next(source, &why)); task_unref(task))
+        feed->count++;
+    if (why.kind != ERR_NONE)
+        return err_copy(err, &why);
+    if (!feed->count)
+        return err_set(err, ERR_INPUT, "'%s' holds no task", what);
+    feed->source = task_source_open(what, err);
+    return feed->source ? 0 : -1;
+}
+
+static int load_feed(struct batch *batch, struct feed *feed, const char *what, struct err *err)
+{
+    struct str path = str_of(what);
+    long hash = str_find(path, STR(".jsonl#"));
+    bool lines = what[0] != '{' && (str_ends(path, STR(".jsonl")) || hash > 0);
+    if (lines ? look_through(feed, what, err) < 0
+              : task_load(what, &feed->tasks, &feed->count, err) < 0)
+        return -1;
+    for (size_t i = 0; !lines && i < feed->count; i++)
+        tell_warnings(batch, feed->tasks[i]);
+    batch->task_count += feed->count;
+    return 0;
+}
+
+static void feeds_free(struct batch *batch)
+{
+    for (size_t i = 0; batch->feeds && i < batch->asked->task_count; i++) {
+        if (batch->feeds[i].tasks)
+            task_list_free(batch->feeds[i].tasks, batch->feeds[i].count);
+        task_source_close(batch->feeds[i].source);
+    }
+    free(batch->feeds);
+    task_unref(batch->task);
+}
+
 static int load(struct batch *batch, const struct config *config, struct err *err)
 {
     const struct runtime_batch *asked = batch->asked;
@@ -204,16 +285,10 @@ static int load(struct batch *batch, const struct config *config, struct err *er
     batch->agent = agent_spec_load(asked->agent, machine_agent_dirs(), err);
     if (!batch->agent)
         return -1;
-    for (size_t i = 0; i < asked->task_count; i++) {
-        struct task **more = NULL;
-        size_t count = 0;
-        if (task_load(asked->tasks[i], &more, &count, err) < 0)
+    batch->feeds = mem_zero((asked->task_count + 1) * sizeof *batch->feeds);
+    for (size_t i = 0; i < asked->task_count; i++)
+        if (load_feed(batch, &batch->feeds[i], asked->tasks[i], err) < 0)
             return -1;
-        batch->tasks = mem_grow(batch->tasks, (batch->task_count + count) * sizeof *batch->tasks);
-        memcpy(batch->tasks + batch->task_count, more, count * sizeof *more);
-        batch->task_count += count;
-        free(more);
-    }
     batch->model = machine_model(config, asked->model, asked->key_env, err);
     if (!batch->model)
         return -1;
@@ -255,7 +330,7 @@ int runtime_run(const struct config *config, const struct runtime_batch *asked,
         result = run(&batch, config, err);
     }
     sum->wall_ms = clock_mono_ms() - began;
-    task_list_free(batch.tasks, batch.task_count);
+    feeds_free(&batch);
     model_unref(batch.model);
     agent_spec_unref(batch.agent);
     map_deinit(&batch.by_id);
