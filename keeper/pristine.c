@@ -82,14 +82,17 @@ static int look_at(struct found *found, int layer, const char *path, struct err 
     return 0;
 }
 
+size_t pristine_layers(const struct shape *shape, const struct stack *stack)
+{
+    size_t most = stack->count ? stack->count - 1 : 0;
+    return shape->pristine_layers < most ? shape->pristine_layers : most;
+}
+
 static int find(const struct planner *planner, const struct stack *stack, const char *name,
                 struct found *found, struct err *err)
 {
     char path[64];
-    size_t count = planner->shape->pristine_layers;
-    if (count > stack->count)
-        count = stack->count;
-    for (size_t i = count; i-- > 0;) {
+    for (size_t i = pristine_layers(planner->shape, stack); i-- > 0;) {
         const struct layer *layer = stack->layers[i];
         OWN(fd)
         int dir = open(layer ? layer->dir : stack->dirs[i], O_PATH | O_DIRECTORY | O_CLOEXEC);

@@ -121,8 +121,8 @@ static size_t layers_of(const struct planner *planner, const struct stack *stack
 {
     const struct shape *shape = planner->shape;
     for (size_t i = 0; i < shape->pristine_count; i++)
-        if (strcmp(shape->pristine[i], tree_name) == 0 && shape->pristine_layers < stack->count)
-            return shape->pristine_layers;
+        if (strcmp(shape->pristine[i], tree_name) == 0)
+            return pristine_layers(shape, stack);
     return stack->count;
 }
 

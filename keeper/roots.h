@@ -24,6 +24,8 @@ struct stack {
 int roots_add_lower(struct planner *planner, int dir, const char *path, bool recursive,
                     const char *what, struct err *err);
 
+/* So many layers a pristine directory shows; never the topmost. */
+size_t pristine_layers(const struct shape *shape, const struct stack *stack);
 /* pristine.c: first of all lowers of tree 0, and last of all trees. Nothing when the shape asks for
  * none. */
 int pristine_cover(struct planner *planner, const struct stack *stack, struct err *err);

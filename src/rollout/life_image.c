@@ -76,5 +76,10 @@ static void next_image(struct life *life)
 void life_provision(struct life *life)
 {
     life->root = life->plan->root;
+    life->verify_root = NULL;
+    life->image_for_judge = false;
+    /* Also after a crash: whatever stood before, this one is new. */
+    life->phase = 0;
+    life->frozen = false;
     next_image(life);
 }

@@ -76,6 +76,8 @@ static void write_verdict(const struct life *life, struct json_writer *out)
 /* Of a task with several steps, and of what is beside the sandbox. */
 static void write_steps(const struct life *life, struct json_writer *out)
 {
+    json_set_text(out, "root", life->root); /* an image may have been made for it */
+    json_set_text(out, "verify_root", life->verify_root);
     json_set_int(out, "step", (long long)life->step_at);
     json_set_int(out, "phase", life->phase);
     json_set_bool(out, "frozen", life->frozen);
@@ -477,6 +479,11 @@ static void read_steps(struct life *life, struct json root)
     size_t at = 0;
     life->phase = (unsigned)json_int_or(json_get(root, "phase"), 0);
     life->frozen = json_true(json_get(root, "frozen"));
+    life->root = life->verify_root = life->plan->root;
+    if (json_type(json_get(root, "root")) == JSON_STRING)
+        life->root = text_of(life, json_get(root, "root"));
+    if (json_type(json_get(root, "verify_root")) == JSON_STRING)
+        life->verify_root = text_of(life, json_get(root, "verify_root"));
     life->kept_before = (uint32_t)json_int_or(json_get(root, "kept_before"), 0);
     life->kept_count = life->kept_before + 1;
     life->log_base = (uint64_t)json_int_or(json_get(root, "log_base"), 0);

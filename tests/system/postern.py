@@ -138,7 +138,7 @@ class Postern:
             self._root_flags = ["--as-root"]
             if done.code != 0:
                 assert "shift owners" in done.error, done
-                self._root_flags += ["--root", f"dir:{small_root()}"]
+                self._root_flags += ["--root", f"dir:{host_root()}"]
         return self._root_flags
 
     def run(self, *args, seconds=120, **options):
@@ -152,7 +152,7 @@ class Postern:
 
 
 @functools.lru_cache(maxsize=None)
-def small_root():
+def host_root():
     """A root file system in memory with a shell and a few programs, made from the host's own files."""
     root = pathlib.Path(tempfile.mkdtemp(prefix="postern-root-", dir="/tmp"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)

@@ -339,6 +339,9 @@ def test_a_separate_verifier_sees_artifacts_and_nothing_else(postern, tmp):
     assert not list(pathlib.Path(result["dir"]).glob("carried*"))
 
 
+PROGRAMS = ("bash", "cat", "chmod", "id", "ls", "mkdir", "rm", "touch")
+
+
 def builder():
     for name in ("buildah", "podman"):
         if shutil.which(name):
@@ -351,18 +354,16 @@ def store(tmp_path_factory):
     """A store of images with a small base image in it, and the settings that name it."""
     name = builder()
     folder = lib.short_dir("pt-store-")
-    root = lib.short_dir("pt-base-")
-    shutil.copytree(lib.small_root(), root, symlinks=True, dirs_exist_ok=True)
     flags = ["--root", f"{folder}/s", "--runroot", f"{folder}/r", "--storage-driver", "vfs"]
     context = lib.short_dir("pt-context-")
-    shutil.copytree(root, context / "root", symlinks=True)
+    lib.small_root(context / "root", *PROGRAMS)
     (context / "Dockerfile").write_text("FROM scratch\nCOPY root/ /\n")
     verb = "bud" if name == "buildah" else "build"
     made = lib.command([name, *flags, verb, "-t", "localhost/postern-small", context], seconds=300)
     if made.code != 0:
         must(f"{name} makes no image here: {made}")
     yield {"POSTERN_SANDBOX_BUILDER": " ".join([name, *flags]), "POSTERN_SANDBOX_BUILD_FLAGS": "--isolation chroot"}
-    for path in (folder, root, context):
+    for path in (folder, context):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -399,7 +400,7 @@ def test_without_a_builder_it_is_said_what_to_install(postern, tmp):
 
 def test_a_rootfs_directory_is_the_root(postern, tmp):
     path = harbor(tmp / "t", "", "echo 1 > /logs/verifier/reward.txt")
-    shutil.copytree(lib.small_root(), path / "environment" / "rootfs", symlinks=True)
+    lib.small_root(path / "environment" / "rootfs", *PROGRAMS)
     result = one(postern, "--task", path, agent="nop")
     assert result["reward"] == 1, result
     assert result["sandbox"]["details"]["root"].endswith("/environment/rootfs")
