@@ -46,6 +46,7 @@ struct api_submit {
     struct str tools;         /* that the trainer runs: a JSON array; STR_NONE */
     struct str sampling;      /* imposed in mode proxy: JSON; STR_NONE */
     long long realign_max;
+    bool exact_prefix;
     const char *callback; /* JSON; NULL: none */
     const char *key;      /* of the submission; NULL: none */
     const char *key_hash; /* what its body comes to */

@@ -137,6 +137,7 @@ const struct api_route api_routes[] = {
     {"DELETE", "/v1/groups/{id}", false, api_answer_group_cancel, "Cancel what is left of a group", 202, "Status"},
     {"GET", "/v1/groups/{id}/events", false, api_answer_group_events, "What happens in its rollouts, as it happens", 200, "text/event-stream", event_parameters},
     {"GET", "/v1/events", false, api_answer_events, "What happens in all rollouts, as it happens", 200, "text/event-stream", event_parameters},
+    {"GET", "/v1/groups/{id}/samples", false, api_answer_group_samples, "The training rows of its rollouts that are over", 200, "application/x-ndjson", sample_parameters},
 
     {"GET", "/v1/policy", false, api_answer_policy, "The version of the weights", 200, "Policy"},
     {"POST", "/v1/policy", false, api_answer_policy_change, "A new version; pause, resume, staleness", 200, "Policy", NULL, &api_policy_body},

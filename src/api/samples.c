@@ -345,3 +345,71 @@ void api_answer_samples(struct api *api, struct http_exchange *exchange, struct 
     }
     start(sending);
 }
+
+/* ---------------------------------------------------------------- of a group */
+
+struct page {
+    struct found *found;
+    char last[ID_MAX * 2];
+    size_t count;
+    bool full;
+};
+
+static bool add_member(void *context, const struct store_rollout *row)
+{
+    struct page *page = context;
+    page->count++;
+    snprintf(page->last, sizeof page->last, "%s", row->id);
+    page->full = !add_folder(page->found, row->id, row->dir);
+    return !page->full;
+}
+
+static bool note_group(void *context, const struct store_group *row)
+{
+    (void)row;
+    *(bool *)context = true;
+    return false;
+}
+
+/* The oldest first, page by page. */
+static int find_members(struct api *api, const char *id, struct found *found, struct err *err)
+{
+    struct page page = {.found = found};
+    struct store_query query = {.group = id, .limit = API_PAGE_MAX, .oldest_first = true};
+    bool known = false;
+    do {
+        page.count = 0;
+        if (store_list_rollouts(api->store, &query, add_member, &page, err) < 0)
+            return -1;
+        known |= page.count > 0;
+        query.after = page.last;
+    } while (page.count == query.limit && !page.full);
+    if (page.full)
+        return err_set(err, ERR_LIMIT,
+                       "group '%s' has more than %d rollouts: ask for them one by one", id,
+                       ROLLOUTS_MAX);
+    query = (struct store_query){.group = id, .limit = 1};
+    if (!known && store_list_groups(api->store, &query, note_group, &known, err) < 0)
+        return -1;
+    return known ? 0 : err_set(err, ERR_NOT_FOUND, "there is no group '%s'", id);
+}
+
+/* Those of its rollouts that are over; the others are passed over. */
+void api_answer_group_samples(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    OWN(buf) struct buf id = {0};
+    struct err err = {0};
+    bool binary;
+    if (!read_format(exchange, &binary, &err) || !read_name(name, &id, &err)) {
+        api_answer_error(exchange, &err);
+        return;
+    }
+    struct sending *sending = sending_new(api, exchange, binary);
+    struct found found = {.api = api, .sending = sending, .all = true};
+    if (find_members(api, buf_text(&id), &found, &err) < 0) {
+        api_answer_error(exchange, &err);
+        sending_free(sending);
+        return;
+    }
+    start(sending);
+}

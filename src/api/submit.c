@@ -57,6 +57,8 @@ static const struct api_field fields[] = {
      "Thousandths of a core, of the sandbox."},
     {"tools", API_ARRAY, AT(tools), 0, 0, false, "Tools the trainer runs for this rollout."},
     {"sampling", API_OBJECT, AT(sampling), 0, 0, false, "Imposed on its calls in mode proxy."},
+    {"exact_prefix", API_BOOL, AT(to.exact_prefix), 0, 0, false,
+     "Prompts go on from the tokens that were sampled; only new messages are rendered."},
     {"realign_max", API_NUMBER, AT(to.realign_max), 0, UINT32_MAX, false,
      "Tokens a row of samples may bridge; 0: every row is exact."},
     {"priority", API_NUMBER, AT(to.priority), -PRIORITY_MAX, PRIORITY_MAX, false,

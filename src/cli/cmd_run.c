@@ -12,7 +12,7 @@ struct run_flags {
     const char *agent, *model, *mode, *sampling, *label, *root, *key_env;
     struct flag_list tasks;
     uint32_t each, timeout_ms, turns_max;
-    bool json, offline;
+    bool json, offline, exact_prefix;
 };
 
 #define AT(field) offsetof(struct run_flags, field)
@@ -25,6 +25,7 @@ static const struct flag flags[] = {
     {"parallel",  'p', FLAG_SETTING,  0, "rollout.parallel-max", "P", "rollouts at once"},
     {"mode",      0,   FLAG_TEXT,     AT(mode),       NULL, "MODE", "black_box (default), proxy or gate"},
     {"sampling",  0,   FLAG_TEXT,     AT(sampling),   NULL, "JSON", "imposed in mode proxy: temperature, top_p, max_tokens, thinking"},
+    {"exact-prefix", 0, FLAG_BOOLEAN, AT(exact_prefix), NULL, NULL, "prompts go on from sampled tokens (modes proxy and gate; docs/samples.md)"},
     {"json",      0,   FLAG_BOOLEAN,  AT(json),       NULL, NULL, "one result object per line on standard output"},
     {"timeout",   0,   FLAG_DURATION, AT(timeout_ms), NULL, "TIME", "for the agent; default: as the task says"},
     {"turns",     0,   FLAG_COUNT,    AT(turns_max),  NULL, "N", "turns an agent may take"},
@@ -61,6 +62,7 @@ static int run(struct cli *cli)
         .key_env = own.key_env,
         .mode = own.mode,
         .sampling = own.sampling,
+        .exact_prefix = own.exact_prefix,
         .label = own.label,
         .root = own.root,
         .each = own.each,

@@ -138,6 +138,7 @@ static void call_free(void *argument)
     arena_deinit(&call->arena);
     body_unref(call->body);
     buf_deinit(&call->rewritten);
+    prefix_deinit(&call->prefix);
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
     buf_deinit(&call->sent);
@@ -659,6 +660,8 @@ static void attempt(struct call *call)
         loop_timer_start(session->gateway->loop, &call->retry, PAUSED_MS, on_retry, call);
         return;
     }
+    if (prefix_render(call))
+        return;
     dialect_reader_free(TAKE(call->reader));
     call->reader_over = false;
     call_stop_writing(call);
@@ -678,8 +681,10 @@ static void attempt(struct call *call)
     struct upstream_request request = {
         .dialect = call->api,
         .request = &call->request,
-        .path = buf_text(&path),
-        .body = buf_str(call->rewritten.size ? &call->rewritten : &call->body->bytes),
+        .path = call->prefix.ready ? "/chat/completions/tokens" : buf_text(&path),
+        .body = buf_str(call->prefix.ready     ? &call->prefix.body
+                        : call->rewritten.size ? &call->rewritten
+                                               : &call->body->bytes),
         .headers = call->headers,
         .header_count = call->header_count,
         .place = &session->place,
@@ -699,6 +704,7 @@ static void attempt(struct call *call)
         .body = call->body,
         .dialect = call->dialect,
         .view = &call->view,
+        .prefix = session->mode == GATEWAY_GATE && prefix_find(call) ? &call->prefix : NULL,
         .turn = session->stats.turns + 1,
         .deadline_ms = session->held_ms_max,
         .policy_version = &call->record.policy_version,
@@ -714,6 +720,11 @@ static void attempt(struct call *call)
     call->upstream = upstream_start(session->gateway, session->model, &request, &handlers, call);
     if (session->divergence.kind != ERR_NONE)
         session_cause(session, GATEWAY_REPLAY, &session->divergence);
+}
+
+void call_attempt(struct call *call)
+{
+    attempt(call);
 }
 
 void call_again(struct call *call)

@@ -161,6 +161,9 @@ struct gateway_session_options {
     struct model *model;  /* a reference is taken */
     struct gateway_limits limits;
     struct gateway_sampling sampling;
+    /* Modes proxy and gate: a turn's prompt is the tokens of the turn before and the new messages,
+     * where that can be had; docs/samples.md. */
+    bool exact_prefix;
     uint32_t keepalive_ms;     /* 0: 15 s between signs of life on a waiting stream */
     uint32_t headers_after_ms; /* 0: 20 s: a stream's 200 is sent after this; until then errors keep
                                   their status */

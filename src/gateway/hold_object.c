@@ -5,6 +5,7 @@
  * gate's loop. */
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "gateway/inner.h"
@@ -20,10 +21,15 @@ struct object {
     bool stream;
     struct hold_view view;
     char *sampling; /* of the view, our own */
+    /* What the prompt begins with, token by token; no ids: nothing. */
+    char prefix_call_id[ID_MAX];
+    struct buf prefix_ids;
+    size_t prefix_messages;
 };
 
 void *hold_object_new(struct body *body, const struct dialect *dialect,
-                      const struct trace_request *request, const struct hold_view *view)
+                      const struct trace_request *request, const struct hold_view *view,
+                      const struct prefix *prefix)
 {
     struct object *object = mem_zero(sizeof *object);
     object->body = body_ref(body);
@@ -33,6 +39,11 @@ void *hold_object_new(struct body *body, const struct dialect *dialect,
     object->view = *view;
     if (view->known)
         object->sampling = str_dup(view->sampling);
+    if (prefix) {
+        memcpy(object->prefix_call_id, prefix->call_id, sizeof object->prefix_call_id);
+        buf_str_append(&object->prefix_ids, buf_str(&prefix->ids));
+        object->prefix_messages = prefix->messages;
+    }
     return object;
 }
 
@@ -42,6 +53,7 @@ void hold_object_free(void *payload)
     body_unref(object->body);
     free(object->model);
     free(object->sampling);
+    buf_deinit(&object->prefix_ids);
     free(object);
 }
 
@@ -132,6 +144,23 @@ void hold_view_read(struct hold_view *view, const struct dialect *dialect, struc
     view->known = true;
 }
 
+/* The tokens the prompt begins with, and from which message on it is for the trainer to render. */
+static void write_prefix(const struct object *object, struct json_writer *out)
+{
+    if (!object->prefix_ids.size)
+        return;
+    json_set_text(out, "prefix_call_id", object->prefix_call_id);
+    json_set_int(out, "new_messages_from", (long long)object->prefix_messages);
+    json_key(out, "prefix_token_ids");
+    json_begin_array(out);
+    for (size_t i = 0; i < object->prefix_ids.size; i += 4) {
+        int32_t id;
+        memcpy(&id, object->prefix_ids.data + i, 4);
+        json_put_int(out, id);
+    }
+    json_end_array(out);
+}
+
 static void write_view(const struct object *object, struct json_writer *out)
 {
     const struct hold_view *view = &object->view;
@@ -140,6 +169,7 @@ static void write_view(const struct object *object, struct json_writer *out)
     json_set_raw(out, "sampling", str_of(object->sampling));
     if (view->prompt.data)
         json_set_raw(out, "prompt_token_ids", view->prompt);
+    write_prefix(object, out);
 }
 
 /* An agent of another dialect: the same request, as chat completions would put it. */
@@ -155,8 +185,12 @@ static void write_translated(const struct object *object, struct json body, stru
     if (dialect_read_request(&route, body, &arena, &request, NULL) < 0)
         return; /* it was read before it was held */
     (void)dialect_write_request(&dialect_chat, &request, &nothing, &chat);
-    if (json_read(&doc, buf_str(&chat), NULL, NULL) == 0)
-        write_chat(json_root(&doc), out);
+    if (json_read(&doc, buf_str(&chat), NULL, NULL) < 0)
+        return;
+    write_chat(json_root(&doc), out);
+    /* The number of a message is the same here as in the agent's request, or it means nothing. */
+    if (json_size(json_get(json_root(&doc), "messages")) == request.message_count)
+        write_prefix(object, out);
 }
 
 void hold_object_write(void *payload, bool raw, struct json_writer *out)
@@ -178,9 +212,10 @@ void hold_object_write(void *payload, bool raw, struct json_writer *out)
     if (json_read(&doc, bytes, &limits, NULL) < 0)
         return;
     struct json body = json_root(&doc);
-    if (object->dialect == &dialect_chat)
+    if (object->dialect == &dialect_chat) {
         write_chat(body, out);
-    else
+        write_prefix(object, out);
+    } else
         write_translated(object, body, out);
     struct json prompt = json_get(body, "prompt_token_ids");
     if (json_type(prompt) == JSON_ARRAY)

@@ -136,12 +136,14 @@ void hold_view_read(struct hold_view *view, const struct dialect *dialect, struc
                     size_t plain, struct arena *arena);
 
 /* How a call is held. */
+struct prefix;
 struct upstream_hold {
     struct gate *gate;
     const char *call_id, *group_id; /* group: NULL: none */
     struct body *body;              /* as the agent sent it */
     const struct dialect *dialect;  /* the agent's */
     const struct hold_view *view;
+    const struct prefix *prefix; /* NULL: none */
     uint32_t turn;
     uint64_t deadline_ms;
     int64_t *policy_version; /* becomes known when the call is taken */
@@ -152,6 +154,7 @@ struct upstream_request {
     const struct dialect *dialect; /* spoken to the model server */
     const struct trace_request *request;
     const char *path;                  /* "/chat/completions" */
+    bool outside;                      /* the path is beside /v1, not below it */
     struct str body;                   /* as it goes out */
     const struct http_header *headers; /* the agent's that may go out: upstream_headers() */
     size_t header_count;
@@ -228,7 +231,8 @@ void skim_forget(struct call *call);
 
 /* What the gate keeps of a call; written and freed on its loop. */
 void *hold_object_new(struct body *body, const struct dialect *dialect,
-                      const struct trace_request *request, const struct hold_view *view);
+                      const struct trace_request *request, const struct hold_view *view,
+                      const struct prefix *prefix);
 void hold_object_write(void *payload, bool raw, struct json_writer *out);
 void hold_object_free(void *payload);
 
@@ -334,6 +338,8 @@ struct ancestor {
     size_t message_count;
     uint64_t tools;
     struct buf ids; /* of its prompt and its completion */
+    bool answered;
+    struct trace_key answer; /* which message its answer is */
     uint32_t request_depth, prompt_depth;
     /* For whoever grows out of it: skim.c. */
     const struct dialect *dialect;
@@ -357,6 +363,25 @@ struct mcp {
     const char *version; /* as last agreed; NULL: never */
     char client[96];
 };
+
+/* What is known of a call's prompt, token by token: prefix.c. */
+struct prefix {
+    bool looked, given_up, ready;
+    char call_id[ID_MAX];
+    struct buf ids;  /* of that call's prompt and completion */
+    size_t messages; /* of the request that they stand for; 0: none */
+    /* In mode proxy. */
+    int status;
+    struct buf answer, before; /* of the engine; as it renders those messages */
+    struct buf tokens, body;   /* the prompt; the request with it */
+};
+void prefix_deinit(struct prefix *prefix);
+/* Only where the session asks for it. */
+bool prefix_find(struct call *call);
+/* The engine is asked to render something; call_attempt() comes again. False: nothing to be done.
+ */
+bool prefix_render(struct call *call);
+void prefix_report(const struct gateway_session *session, struct json_writer *out);
 
 /* The session's recent calls, for requests that come again. */
 #define TAKEN_MAX 64
@@ -390,6 +415,9 @@ struct gateway_session {
     enum gateway_mode mode;
     struct gateway_limits limits;
     struct gateway_sampling sampling;
+    bool exact_prefix;
+    uint32_t prefix_calls, prefix_used;
+    char prefix_trouble[160];
     uint32_t keepalive_ms, headers_after_ms;
     uint64_t held_ms_max;
     struct tools *tools; /* NULL: none */
@@ -504,6 +532,7 @@ struct call {
     bool plain;          /* struct hold_view of the call it was skimmed from was known */
     uint32_t request_depth, prompt_depth;
     struct retry_key key;
+    struct prefix prefix;
     struct retry *memory;   /* NULL: it is not remembered */
     struct buf sent;        /* of a stream: all that was relayed */
     struct list others;     /* older connections of the same agent that still live */
@@ -532,6 +561,8 @@ struct call_other {
 /* The route was found and the body is there. Answers in every case. */
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,
                 const struct dialect *dialect, struct str body);
+/* The next attempt, or what has to come before it. */
+void call_attempt(struct call *call);
 /* Ends it now, as broken. */
 void call_break(struct call *call, enum err_kind kind, const char *text);
 /* For retry.c: records the call and then ends it. */
@@ -586,6 +617,9 @@ size_t lineage_plain(const struct call *call);
 void lineage_entry(struct call *call, struct store_record *entry);
 /* The call's line of calls.jsonl, without what its parent's line has. */
 void lineage_line(struct call *call, struct buf *out);
+/* The call that this one goes on from: its messages and its answer are the first `messages` of this
+ * one's, the tools are the same, and its tokens are known. NULL: none. */
+const struct ancestor *lineage_continued(struct call *call, size_t *messages);
 /* The call's entry is committed and its line written: it may be a parent. */
 void lineage_add(struct call *call);
 

@@ -241,6 +241,27 @@ void lineage_line(struct call *call, struct buf *out)
     buf_byte(out, '\n');
 }
 
+const struct ancestor *lineage_continued(struct call *call, size_t *messages)
+{
+    const struct lineage *lineage = &call->session->lineage;
+    for (const struct ancestor *at = next_oldest(lineage, UINT64_MAX); at;
+         at = next_oldest(lineage, at->age)) {
+        size_t count = at->message_count;
+        if (!at->answered || !at->ids.size || call->request.message_count <= count + 1)
+            continue;
+        if (shared_messages(at, call) < count || at->tools != tools_hash(&call->request))
+            continue;
+        if (call->skim.blank < call->skim.blank_end && count < call->skim.blank_end)
+            request_whole(call);
+        struct trace_key key = trace_message_key(&call->request.messages[count]);
+        if (key.high != at->answer.high || key.low != at->answer.low)
+            continue;
+        *messages = count + 1;
+        return at;
+    }
+    return NULL;
+}
+
 /* ---------------------------------------------------------------- becoming a parent */
 
 static struct ancestor *place_for(struct call *call)
@@ -299,6 +320,10 @@ void lineage_add(struct call *call)
     keep_skim(call, place);
     if (!answer || !answer->prompt_id_count)
         return;
+    if (call->session->exact_prefix) {
+        place->answered = true;
+        place->answer = trace_message_key(&answer->message);
+    }
     buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);
     buf_append(&place->ids, answer->tokens.ids, answer->tokens.id_count * 4);
 }

@@ -414,6 +414,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->index = options->index;
     session->mode = mode;
     session->sampling = options->sampling;
+    session->exact_prefix = options->exact_prefix;
     session->keepalive_ms = options->keepalive_ms ? options->keepalive_ms : KEEPALIVE_MS;
     session->headers_after_ms =
         options->headers_after_ms ? options->headers_after_ms : HEADERS_AFTER_MS;
@@ -580,6 +581,7 @@ void gateway_session_report(const struct gateway_session *session, struct json_w
         json_set_int(out, "tool_calls", session->tool_calls);
         mcp_report(session, out);
     }
+    prefix_report(session, out);
     json_key(out, "usage");
     trace_usage_write(&stats->usage, out);
     json_set_text(out, "cause", gateway_cause_name(stats->cause));

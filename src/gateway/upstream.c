@@ -26,6 +26,7 @@ struct upstream {
     struct seat *seat;
     struct arena arena; /* what is kept of the request while it waits for a seat */
     const char *path;
+    bool outside;
     const struct dialect *dialect;
     struct http_header headers[HEADERS_MAX];
     size_t header_count;
@@ -169,6 +170,7 @@ static void prepare(struct upstream *upstream, const struct upstream_request *re
 {
     upstream->arena.bytes_max = ARENA_BYTES_MAX;
     upstream->path = arena_text(&upstream->arena, str_of(request->path));
+    upstream->outside = request->outside;
     upstream->dialect = request->dialect;
     upstream->body = request->body;
     add_header(upstream, STR("content-type"), STR("application/json"));
@@ -190,10 +192,19 @@ static void start_http(struct upstream *upstream)
     static const struct http_call_handlers handlers = {on_head, on_data, on_done};
     const struct endpoint *endpoint = seat_endpoint(upstream->seat);
     struct model *model = upstream->model;
-    const char *version = !endpoint->bare                        ? ""
+    OWN(mem) char *above = NULL; /* beside /v1 */
+    if (upstream->outside) {
+        struct str base = str_of(endpoint->base_url);
+        if (!endpoint->bare && str_ends(base, STR("/v1")))
+            base.size -= strlen("/v1");
+        above = str_dup(base);
+    }
+    const char *version = upstream->outside                      ? ""
+                          : !endpoint->bare                      ? ""
                           : upstream->dialect == &dialect_google ? "/v1beta"
                                                                  : "/v1";
-    OWN(mem) char *url = mem_format("%s%s%s", endpoint->base_url, version, upstream->path);
+    OWN(mem)
+    char *url = mem_format("%s%s%s", above ? above : endpoint->base_url, version, upstream->path);
     struct http_request out = {
         .method = "POST",
         .url = url,

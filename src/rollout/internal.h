@@ -66,8 +66,9 @@ struct plan {
     uint64_t queued_wall_ms, queued_mono_ms;
     struct rollout_lane lane;
     struct loop *control;
-    struct store *store;   /* NULL: none */
-    uint32_t realign_max;  /* struct samples_options */
+    struct store *store;  /* NULL: none */
+    uint32_t realign_max; /* struct samples_options */
+    bool exact_prefix;
     bool events;           /* what happens is told to the manager, too */
     bool preparation;      /* of a group: ends when the sandbox is set up, as a layer */
     struct shared *shared; /* what the preparation made; NULL: this one does it itself */

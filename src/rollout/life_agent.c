@@ -205,6 +205,7 @@ int life_open_session(struct life *life, struct err *err)
         .model = plan->model,
         .limits = plan->limits,
         .sampling = plan->sampling,
+        .exact_prefix = plan->exact_prefix,
         .keepalive_ms = plan->keepalive_ms,
         .retry_grace_ms = plan->retry_grace_ms,
         .held_ms_max = plan->held_ms_max,

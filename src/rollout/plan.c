@@ -97,6 +97,7 @@ struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *r
     plan->pool = options->pool;
     plan->store = options->store;
     plan->realign_max = request->realign_max;
+    plan->exact_prefix = request->exact_prefix != 0;
     plan->queued_wall_ms = clock_wall_ms();
     plan->queued_mono_ms = clock_mono_ms();
     plan->control = rollouts->loop;

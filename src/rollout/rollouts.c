@@ -513,6 +513,10 @@ static int check(struct rollouts *rollouts, const struct rollout_request *reques
         return err_at(err, "mode");
     if (gateway_mode_fits(out->mode, request->model, err) < 0)
         return err_at(err, "model");
+    if (request->exact_prefix && out->mode == GATEWAY_BLACK_BOX) {
+        err_set(err, ERR_INPUT, "exact prefixes need mode proxy or gate, where tokens are known");
+        return err_at(err, "exact_prefix");
+    }
     if (request->sampling.size &&
         gateway_sampling_read(request->sampling, out->mode, &out->sampling, err) < 0)
         return err_at(err, "sampling");

@@ -35,6 +35,7 @@ struct runtime_batch {
     uint32_t each;        /* rollouts per task */
     uint32_t wall_ms_max; /* 0: as the task says */
     uint32_t turns_max;
+    bool exact_prefix;    /* struct rollout_request */
     bool offline; /* tasks that ask for a network run without */
 };
 /* What happens to a batch, for whoever shows it. All calls come on the calling thread, from inside

@@ -317,6 +317,7 @@ static int make_request(struct submitter *submitter, const struct api_submit *or
         .tools = order->tools,
         .sampling = order->sampling,
         .realign_max = (uint32_t)order->realign_max,
+        .exact_prefix = order->exact_prefix,
         .priority = (int32_t)order->priority,
         .queue_ms_max = (uint32_t)order->queue_ms_max,
         .has_policy = order->policy_version >= 0,

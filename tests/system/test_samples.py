@@ -1,16 +1,20 @@
 """Samples from end to end: a real agent in a real sandbox with a model that gives token ids; the rows in the folder, over the API, in the
 binary form and in the trace shape; and what the Python package makes of them."""
 
+import http.server
 import importlib.util
 import json
 import struct
 import sys
 import textwrap
+import threading
+import urllib.request
 
 import pytest
 
 import postern as lib
 from postern import task
+from test_gate import Server as GateServer
 from test_serve import Server
 
 SOURCE = lib.REPOSITORY / "python" / "src" / "postern"
@@ -223,7 +227,6 @@ def test_the_api_gives_both_forms(postern, rolled):
             status, body = server.ask(f"/v1/rollouts/{result['id']}/samples")
             assert status == 200
             assert body.encode() == (postern.home / "rollouts" / result["id"] / "samples.jsonl").read_bytes()
-        import urllib.request
         request = urllib.request.Request(f"{server.base}/v1/rollouts/{rolled[2]['id']}/samples?format=binary",
                                          headers={"Authorization": f"Bearer {server.token}"})
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -248,3 +251,149 @@ def test_a_rollout_without_tokens_has_rows_of_messages(postern, tmp_path):
     assert row["kind"] == "messages" and row["token_ids"] is None and "has no token ids" in row["note"]
     assert [message["role"] for message in row["messages"] if message.get("sampled")] == ["assistant"] * 3
     assert result["samples"]["token_rows"] == 0 and row["reward"] == 1
+
+
+# ---------------------------------------------------------------- exact prefixes
+
+class Engine(http.server.ThreadingHTTPServer):
+    """A stand-in for an engine with a chat template and a tokenizer of its own: vLLM's /tokenize and /v1/chat/completions, and the route that
+    takes token ids, /v1/chat/completions/tokens. It samples letter by letter; its tokenizer makes one token of two equal letters: an answer that
+    is tokenised again has other tokens than were sampled."""
+
+    START, END, LINE = 1, 2, 3
+
+    def __init__(self, routes=("/tokenize", "/v1/chat/completions/tokens")):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.routes, self.asked = routes, []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def sampled(self, text):
+        return [100 + ord(letter) for letter in text]
+
+    def tokenised(self, text):
+        ids, at = [], 0
+        while at < len(text):
+            two = text[at:at + 2]
+            wide = len(two) == 2 and two[0] == two[1]
+            ids.append(100000 + ord(two[0]) if wide else 100 + ord(two[0]))
+            at += 2 if wide else 1
+        return ids
+
+    def words(self, message):
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        return text + "".join("<call>" + json.dumps([call["function"]["name"], json.loads(call["function"]["arguments"])])
+                              for call in message.get("tool_calls") or ())
+
+    def render(self, messages, generate):
+        ids = []
+        for message in messages:
+            ids += [self.START, *self.tokenised(message["role"]), self.LINE, *self.tokenised(self.words(message)), self.END, self.LINE]
+        return ids + ([self.START, *self.tokenised("assistant"), self.LINE] if generate else [])
+
+    def answer(self, body, prompt):
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        message = [{"content": "I will look, really."}, {"content": "All well, really."}, {"content": "Hello, bye."}][turn]
+        if turn < 2:
+            call = {"name": "bash", "arguments": json.dumps({"command": "echo yes > answer"})}
+            message["tool_calls"] = [{"id": f"call-{turn}", "type": "function", "function": call}]
+        ids = [*self.sampled(self.words(message)), self.END]
+        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "tool_calls" if turn < 2 else "stop",
+                  "token_ids": ids, "logprobs": {"content": [{"token": "x", "logprob": -0.5} for _ in ids]}}
+        return {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice], "prompt_token_ids": prompt,
+                "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        engine, body = self.server, json.loads(self.rfile.read(int(self.headers["content-length"])))
+        engine.asked.append((self.path, body))
+        status = 200
+        if self.path != "/v1/chat/completions" and self.path not in engine.routes:
+            status, out = 404, {"error": {"message": "not here"}}
+        elif self.path == "/tokenize":
+            tokens = engine.render(body["messages"], body["add_generation_prompt"])
+            out = {"count": len(tokens), "max_model_len": 9999, "tokens": tokens}
+        else:
+            out = engine.answer(body, body["tokens"] if self.path.endswith("/tokens") else engine.render(body["messages"], True))
+        data = json.dumps(out).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def run_against(postern, tmp_path, engine, *flags):
+    job = task(tmp_path / "task.json", name="make-it", verify=["grep -q yes answer"], workdir="/app")
+    done = postern("run", "--agent", "mini", "--task", job, "--model", f"http://127.0.0.1:{engine.server_address[1]}/v1#m", "--mode", "proxy",
+                   "--json", *flags, *postern.flags, seconds=120)
+    assert done.lines(), done
+    result = json.loads(done.lines()[-1])
+    assert result["fate"] == "ok" and result["reward"] == 1 and result["turns"] == 3, result
+    return result, rows_of(postern, result)
+
+
+def test_an_engine_that_takes_token_ids_never_tokenises_an_answer_again(postern, tmp_path):
+    plain, exact, poor = Engine(), Engine(), Engine(routes=())
+    result, rows = run_against(postern, tmp_path, plain)
+    assert [row["continuity"]["status"] for row in rows] == ["clean", "forked", "forked"]
+    assert {path for path, _ in plain.asked} == {"/v1/chat/completions"}
+
+    result, rows = run_against(postern, tmp_path, exact, "--exact-prefix")
+    row, = rows
+    check_row(row)
+    assert row["continuity"]["status"] == "clean" and row["context_differs"] == [] and len(row["turns"]) == 3
+    assert result["gateway"]["exact_prefix"] == {"calls": 3, "used": 2, "trouble": None}
+    # The engine was asked with exactly what the row says, and an answer's end is followed by the template's own tokens.
+    asked = [body for path, body in exact.asked if path == "/v1/chat/completions/tokens"]
+    for body, turn in zip(asked, row["turns"][1:]):
+        assert body["tokens"] == row["token_ids"][:turn["completion"][0]]
+        start = turn["prompt"][0]
+        assert row["token_ids"][start - 1:start + 2] == [Engine.END, Engine.LINE, Engine.START]
+    assert [path for path, _ in exact.asked].count("/tokenize") == 4
+
+    # An engine without these routes is used as it is, and the result says so.
+    result, rows = run_against(postern, tmp_path, poor, "--exact-prefix")
+    assert result["gateway"]["exact_prefix"]["used"] == 0 and "/tokenize" in result["gateway"]["exact_prefix"]["trouble"]
+    assert [row["continuity"]["status"] for row in rows] == ["clean", "forked", "forked"]
+    refused = postern("run", "--agent", "mini", "--task", tmp_path / "task.json", "--model", "http://127.0.0.1:1/v1#m", "--exact-prefix")
+    assert refused.code == lib.EXIT_INPUT and "mode proxy or gate" in refused.error
+
+
+def test_a_trainer_renders_only_what_is_new(postern, tmp_path):
+    """Mode gate: the held call carries the tokens before; a trainer that goes on from them gets one clean row, whatever its tokenizer would do."""
+    engine = Engine()
+    server = GateServer(postern)
+    try:
+        trainer, prompts = server.control, []
+        id = server.submit(exact_prefix=True, group="g-exact")
+        while len(prompts) < 3:
+            for call in trainer.take():
+                if prompts:
+                    new = call["messages"][call["new_messages_from"]:]
+                    assert call["prefix_token_ids"] == prompts[-1][1] and [message["role"] for message in new] == ["tool"]
+                    prompt = call["prefix_token_ids"] + [Engine.LINE] + engine.render(new, True)
+                else:
+                    assert "prefix_token_ids" not in call
+                    prompt = engine.render(call["messages"], True)
+                made = engine.answer({"messages": call["messages"], "model": "m"}, prompt)
+                prompts.append((prompt, prompt + made["choices"][0]["token_ids"]))
+                assert trainer.answer(call, made)[0] == 200
+        result = server.result(id)
+        assert result["fate"] == "ok" and result["reward"] == 1, result
+        row, = rows_of(postern, result)
+        check_row(row)
+        assert row["continuity"]["status"] == "clean" and row["token_ids"] == prompts[-1][1]
+        assert result["gateway"]["exact_prefix"] == {"calls": 3, "used": 2, "trouble": None}
+        # The rows of the group are the rows of its rollouts.
+        lib.until(lambda: trainer.ask("GET", "/v1/groups/g-exact/samples")[0] == 200, 20)
+        assert trainer.ask("GET", "/v1/groups/g-exact/samples")[1] == row
+        assert trainer.ask("GET", "/v1/groups/g-nobody/samples")[0] == 404
+    finally:
+        server.stop()
