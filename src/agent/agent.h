@@ -61,6 +61,10 @@ struct agent_wants {
 };
 int agent_spec_fit(const struct agent_spec *spec, const struct agent_wants *wants, struct err *err);
 
+/* A new server can go on driving it: nothing it was given can only be told by the old one. */
+bool agent_spec_resumes(const struct agent_spec *spec);
+/* It can be driven through several turns of a user. */
+bool agent_spec_takes_turns(const struct agent_spec *spec);
 /* What is known of its calls beforehand; lives as long as the spec. */
 const struct trace_rules *agent_spec_rules(const struct agent_spec *spec);
 /* It may take a broken stream for the end of an answer, and end well. */
@@ -156,11 +160,17 @@ struct agent_start {
     uint32_t timeout_ms;
     uint32_t turns_max; /* 0: not said */
     bool tools;         /* there is an MCP server on the inlet */
+    /* What the user says after each answer, NULL-terminated; NULL: nothing. Only for agents that
+     * take turns. */
+    const char *const *turns;
 };
 struct agent_handlers {
     void (*on_event)(void *context, const struct agent_event *event); /* may be NULL */
     void (*on_output)(void *context, int stream, struct str data);    /* raw; may be NULL */
-    void (*on_end)(void *context, const struct agent_end *end);       /* last */
+    /* The agent has answered the instruction and all of `turns`: agent_say() follows, now or later.
+     * NULL: that is the end. Only for agents that take turns. `reply`: its last message. */
+    void (*on_turn)(void *context, struct str reply);
+    void (*on_end)(void *context, const struct agent_end *end); /* last */
 };
 struct agent_run *agent_start(struct agent_spec *spec, struct sandbox *sandbox,
                               const struct agent_start *start,
@@ -181,6 +191,8 @@ struct agent_resume {
 struct agent_run *agent_resume(struct agent_spec *spec, struct sandbox *sandbox,
                                const struct agent_start *start, const struct agent_resume *resume,
                                const struct agent_handlers *handlers, void *context);
+/* The user's next words; NULL: there are none, and the agent is done. Once after each on_turn. */
+void agent_say(struct agent_run *run, const char *text);
 void agent_stop(struct agent_run *run);  /* the ladder; on_end still comes (AGENT_KILLED) */
 void agent_close(struct agent_run *run); /* silences and kills; NULL is fine */
 

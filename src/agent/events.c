@@ -7,6 +7,8 @@
  * object is an event of kind "other". Nothing here keeps more than one line and the last words. */
 #include "agent/internal.h"
 
+#include "agent/acp.h"
+
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -262,7 +264,7 @@ static void feed_text(struct agent_reader *reader, struct str data)
 
 void agent_reader_feed(struct agent_reader *reader, struct str data)
 {
-    if (reader->spec->format == AGENT_FORMAT_TEXT) {
+    if (reader->spec->format == AGENT_FORMAT_TEXT && !reader->acp) {
         feed_text(reader, data);
         return;
     }

@@ -92,6 +92,16 @@ struct agent_option {
     const char *variable;
     const char *const *argv;
 };
+/* How an agent is driven through ACP. */
+struct agent_acp_way {
+    const char *const *argv; /* started then; NULL: run.argv, or never */
+    bool deny_all;           /* of what it asks permission for */
+    const char *const *deny; /* kinds of tools it does not get permission for; NULL: none */
+    bool files, terminals;   /* are served, inside its sandbox */
+    const char *auth, *mode; /* NULL: none */
+    const char *meta;        /* JSON with variables, for session/new; NULL: none */
+    bool system_native;      /* the system prompt has a place of its own then, too */
+};
 /* What an exit code means, for people. */
 struct agent_code {
     int code;
@@ -140,6 +150,7 @@ struct agent_spec {
     size_t ok_count, limit_count;
 
     enum agent_mcp mcp;
+    struct agent_acp_way acp;
     struct trace_rules rules_wire;
     uint32_t retry_attempts; /* requests it makes before it gives up; 0: not said. For people */
     bool reset_ends;         /* it may take a broken stream for the end of an answer */
@@ -211,6 +222,9 @@ int agent_wire_read(struct agent_spec *spec, struct toml_node *root, struct err 
 int agent_exit_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
 int agent_artifacts_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
 
+/* --- spec_acp.c */
+int agent_acp_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+
 /* --- needs.c */
 int agent_needs_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
 int agent_version_compare(const char *a, const char *b);
@@ -241,21 +255,5 @@ void agent_reader_feed(struct agent_reader *reader, struct str data);
 void agent_reader_end(struct agent_reader *reader); /* a last line without its newline */
 void agent_reader_emit(struct agent_reader *reader, const struct agent_event *event);
 void agent_reader_deinit(struct agent_reader *reader);
-
-/* --- ACP: a conversation over stdin and stdout instead of lines that are only read */
-struct agent_acp {
-    const char *cwd, *instruction;
-    struct agent_reader *reader;
-    void (*on_send)(void *context, struct str line);
-    void (*on_over)(void *context); /* the prompt was answered; once */
-    void *context;
-    char session[256], message[128]; /* ids */
-    struct buf said;                 /* pieces of the message that is being said */
-    bool thinking, over;
-    enum agent_fate fate; /* when over */
-};
-void agent_acp_begin(struct agent_acp *acp);
-void agent_acp_line(struct agent_acp *acp, struct str line);
-void agent_acp_deinit(struct agent_acp *acp);
 
 #endif

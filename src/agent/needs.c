@@ -69,7 +69,7 @@ int agent_spec_fit(const struct agent_spec *spec, const struct agent_wants *want
         return err_set(err, ERR_UNSUPPORTED,
                        "the agent %s has no MCP: it could not call the tools of this task",
                        spec->name);
-    if (wants->turns && spec->input != AGENT_INPUT_ACP)
+    if (wants->turns && !agent_spec_takes_turns(spec))
         return err_set(err, ERR_UNSUPPORTED,
                        "the agent %s is told its task once: it cannot be driven through the "
                        "several turns of this one (that needs ACP)",
@@ -87,6 +87,16 @@ int agent_spec_fit(const struct agent_spec *spec, const struct agent_wants *want
                        spec->name, (unsigned long long)(needs->memory_bytes >> 20),
                        (unsigned long long)(wants->memory_bytes >> 20));
     return 0;
+}
+
+bool agent_spec_takes_turns(const struct agent_spec *spec)
+{
+    return spec->input == AGENT_INPUT_ACP || spec->acp.argv;
+}
+
+bool agent_spec_resumes(const struct agent_spec *spec)
+{
+    return !spec->acp.files && !spec->acp.terminals;
 }
 
 /* ---------------------------------------------------------------- inside */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "agent/acp.h"
 #include "agent/internal.h"
 #include "base/mem.h"
 #include "loop/loop.h"
@@ -34,6 +35,7 @@ struct agent_run {
     uint32_t timeout_ms;
     size_t file_at;
     bool system_put, instruction_put, stopping, over;
+    bool driven;      /* through ACP */
     bool replaying;   /* what it printed for a former server is read again */
     struct buf said;  /* and what was said to it then */
     uint64_t skipped; /* events left that were told before */
@@ -83,6 +85,8 @@ static enum agent_fate fate_of(const struct agent_run *run, const struct sandbox
         return AGENT_KILLED;
     switch (exit->end) {
     case SANDBOX_EXITED:
+        if (run->driven)
+            return AGENT_FAILED; /* before it had answered */
         if (run->reader.limit_said)
             return AGENT_LIMIT;
         if (is_code(run->spec->ok_codes, run->spec->ok_count, exit->code))
@@ -246,19 +250,19 @@ static void step(struct agent_run *run)
         .env = run->env,
         .cwd = run->cwd,
         .user = run->user,
-        .stdin_open = spec->input == AGENT_INPUT_STDIN || spec->input == AGENT_INPUT_ACP,
+        .stdin_open = spec->input == AGENT_INPUT_STDIN || run->driven,
         .timeout_ms = run->timeout_ms,
         .grace_ms = spec->grace_ms,
         .keep = true,
     };
     struct sandbox_job_handlers handlers = {.on_output = on_agent_output, .on_exit = on_agent_exit};
     run->job = sandbox_run(run->sandbox, &command, &handlers, run);
-    if (spec->input == AGENT_INPUT_STDIN) {
+    if (run->driven) {
+        agent_acp_begin(&run->acp);
+    } else if (spec->input == AGENT_INPUT_STDIN) {
         sandbox_job_write(run->job, str_of(run->instruction));
         sandbox_job_end_input(run->job);
     }
-    if (spec->input == AGENT_INPUT_ACP)
-        agent_acp_begin(&run->acp);
 }
 
 /* ---------------------------------------------------------------- ACP */
@@ -288,6 +292,45 @@ static void on_acp_over(void *context)
     loop_timer_start(run->loop, &run->pause, grace_of(run), on_patience_over, run);
 }
 
+static void on_acp_turn(void *context, struct str reply)
+{
+    struct agent_run *run = context;
+    run->handlers.on_turn(run->context, reply);
+}
+
+static void begin_acp(struct agent_run *run, const struct agent_start *start)
+{
+    const struct agent_spec *spec = run->spec;
+    const char *const *value = run->values.value;
+    bool told = spec->mcp == AGENT_MCP_ACP && start->tools;
+    size_t count = 0;
+    while (start->turns && start->turns[count])
+        count++;
+    const char **turns = arena_alloc(&run->arena, (count + 1) * sizeof *turns);
+    for (size_t i = 0; i < count; i++)
+        turns[i] = arena_text(&run->arena, str_of(start->turns[i]));
+    run->acp = (struct agent_acp){
+        .way = &spec->acp,
+        .cwd = run->cwd,
+        .instruction = run->instruction,
+        .turns = turns,
+        .mcp_url = told ? value[AGENT_VAR_MCP_URL] : NULL,
+        .mcp_name = told ? value[AGENT_VAR_MCP_NAME] : NULL,
+        .meta = spec->acp.meta
+                    ? agent_expand_as(&run->arena, spec->acp.meta, &run->values, AGENT_TEXT_JSON)
+                    : NULL,
+        .sandbox = run->sandbox,
+        .user = run->user,
+        .reader = &run->reader,
+        .on_send = on_acp_send,
+        .on_turn = run->handlers.on_turn ? on_acp_turn : NULL,
+        .on_over = on_acp_over,
+        .context = run,
+    };
+    list_init(&run->acp.serving);
+    run->reader.acp = &run->acp;
+}
+
 /* ---------------------------------------------------------------- starting */
 static size_t list_size(const char *const *list)
 {
@@ -301,6 +344,12 @@ static void make_argv(struct agent_run *run)
 {
     const struct agent_spec *spec = run->spec;
     size_t room = list_size(spec->argv) + 1, used = 0;
+    if (run->driven && spec->acp.argv) {
+        run->argv = arena_alloc(&run->arena, (list_size(spec->acp.argv) + 1) * sizeof *run->argv);
+        for (; spec->acp.argv[used]; used++)
+            run->argv[used] = agent_expand(&run->arena, spec->acp.argv[used], &run->values);
+        return;
+    }
     for (size_t i = 0; i < spec->option_count; i++)
         room += list_size(spec->options[i].argv);
     room += list_size(spec->argv_last) + list_size(spec->argv_each) * list_size(spec->disabled);
@@ -354,7 +403,11 @@ static struct agent_run *run_new(struct agent_spec *spec, struct sandbox *sandbo
         .spec = run->spec, .on_event = handlers->on_event, .context = context};
     run->instruction = keep(run, start->instruction);
     run->system = keep(run, start->system && start->system[0] ? start->system : NULL);
-    if (run->system && spec->system_prepended) {
+    bool more = handlers->on_turn || (start->turns && start->turns[0]);
+    run->driven = spec->input == AGENT_INPUT_ACP || (spec->acp.argv && more);
+    bool prepended =
+        run->driven && spec->acp.argv ? !spec->acp.system_native : spec->system_prepended;
+    if (run->system && prepended) {
         run->instruction = arena_format(&run->arena, "%s\n\n%s", run->system, start->instruction);
         run->system = NULL;
     }
@@ -381,15 +434,8 @@ static struct agent_run *run_new(struct agent_spec *spec, struct sandbox *sandbo
     make_argv(run);
     make_env(run, start->env);
     run->cwd = agent_expand(&run->arena, spec->cwd, &run->values);
-    if (spec->input == AGENT_INPUT_ACP) {
-        run->acp = (struct agent_acp){.cwd = run->cwd,
-                                      .instruction = run->instruction,
-                                      .reader = &run->reader,
-                                      .on_send = on_acp_send,
-                                      .on_over = on_acp_over,
-                                      .context = run};
-        run->reader.acp = &run->acp;
-    }
+    if (run->driven)
+        begin_acp(run, start);
     return run;
 }
 
@@ -419,7 +465,7 @@ static void read_again(struct agent_run *run, const struct agent_resume *resume)
     run->skipped = resume->events_known;
     run->reader.on_event = on_read_again;
     run->reader.context = run;
-    if (run->spec->input == AGENT_INPUT_ACP)
+    if (run->driven)
         agent_acp_begin(&run->acp);
     for (size_t i = 0; i < resume->part_count; i++) {
         size_t size = resume->parts[i] & ~AGENT_PART_ERR;
@@ -446,16 +492,23 @@ struct agent_run *agent_resume(struct agent_spec *spec, struct sandbox *sandbox,
     read_again(run, resume);
     run->job = sandbox_reattach(sandbox, resume->index, resume->position, &job, run);
     /* All that was ever said to it; it may not have got the end of that. */
-    struct str said =
-        spec->input == AGENT_INPUT_STDIN ? str_of(run->instruction) : buf_str(&run->said);
+    struct str said = run->driven                        ? buf_str(&run->said)
+                      : spec->input == AGENT_INPUT_STDIN ? str_of(run->instruction)
+                                                         : STR_NONE;
     if (said.size > kept.input && !kept.input_ended)
         (void)sandbox_job_write(run->job, str_from(said, (size_t)kept.input));
-    if (spec->input == AGENT_INPUT_STDIN)
+    if (spec->input == AGENT_INPUT_STDIN && !run->driven)
         sandbox_job_end_input(run->job);
     else if (run->acp.over)
         on_acp_over(run);
     buf_deinit(&run->said);
     return run;
+}
+
+void agent_say(struct agent_run *run, const char *text)
+{
+    if (!run->over && run->acp.asking)
+        agent_acp_say(&run->acp, text);
 }
 
 void agent_stop(struct agent_run *run)
@@ -465,7 +518,10 @@ void agent_stop(struct agent_run *run)
         return;
     }
     run->stopping = true;
-    if (run->job && run->spec->interrupted) {
+    if (run->job && run->driven && !run->acp.over) {
+        agent_acp_cancel(&run->acp);
+        loop_timer_start(run->loop, &run->pause, grace_of(run), on_patience_over, run);
+    } else if (run->job && run->spec->interrupted) {
         sandbox_job_signal(run->job, SIGINT);
         loop_timer_start(run->loop, &run->pause, grace_of(run), on_patience_over, run);
     } else if (run->job) {

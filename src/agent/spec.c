@@ -423,8 +423,8 @@ static int read_keys(struct agent_spec *spec, struct toml *toml, struct err *err
         agent_bundle_read(spec, root, err) < 0 || read_files(spec, root, err) < 0 ||
         read_install(spec, root, err) < 0 || read_run(spec, root, err) < 0 ||
         read_output(spec, root, err) < 0 || agent_exit_read(spec, root, err) < 0 ||
-        agent_wire_read(spec, root, err) < 0 || agent_needs_read(spec, root, err) < 0 ||
-        agent_artifacts_read(spec, root, err) < 0)
+        agent_acp_read(spec, root, err) < 0 || agent_wire_read(spec, root, err) < 0 ||
+        agent_needs_read(spec, root, err) < 0 || agent_artifacts_read(spec, root, err) < 0)
         return -1;
     return toml_check_unused(toml, err);
 }

@@ -30,7 +30,9 @@ static int read_mcp(struct agent_spec *spec, struct toml_node *root, struct err 
     if (spec->mcp == AGENT_MCP_NONE && used)
         return toml_error(table, err, "kind = \"none\", but {mcp_url} is used");
     if (spec->mcp == AGENT_MCP_ACP && spec->input != AGENT_INPUT_ACP)
-        return toml_error(table, err, "kind = \"acp\" needs run.instruction = \"acp\"");
+        return toml_error(table, err,
+                          "kind = \"acp\" needs run.instruction = \"acp\": run.argv knows no "
+                          "servers");
     return 0;
 }
 

@@ -203,8 +203,7 @@ int agent_text_prove(const char *text, enum agent_text format, struct err *err)
         open = begins ? mark.word : mark.kind == '/' ? STR_NONE : open;
     }
     if (open.data)
-        return err_set(err, ERR_INPUT, "{%c%.*s} is never ended", open.data[-1],
-                       STR_ARGS(open));
+        return err_set(err, ERR_INPUT, "{%c%.*s} is never ended", open.data[-1], STR_ARGS(open));
     if (format == AGENT_TEXT_PLAIN)
         return 0;
     for (int i = 0; i < AGENT_VARS; i++)

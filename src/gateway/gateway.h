@@ -207,6 +207,16 @@ struct gateway_session *gateway_open(struct gateway *gateway,
 /* `result`: any JSON value. */
 void gateway_tool_answer(struct gateway_tool *tool, struct str result);
 void gateway_tool_fail(struct gateway_tool *tool, const char *text);
+/* What the user says next, asked of the trainer as /vf/user asks it (its answer:
+ * {"messages": [{"role": "user", "content": "..."}]}, none: nothing). `transcript`: a JSON array of
+ * messages. on_words comes once, later; text NULL: nothing, or err says why not. Close it in every
+ * case, before the session. */
+struct gateway_user;
+struct gateway_user *gateway_session_user(struct gateway_session *session, struct str transcript,
+                                          void (*on_words)(void *context, const char *text,
+                                                           const struct err *err),
+                                          void *context, struct err *err);
+void gateway_user_close(struct gateway_user *user); /* NULL is fine */
 /* Would gateway_open() take these tools? Any thread. ERR_INPUT names what is wrong. */
 int gateway_tools_check(struct str definitions, struct err *err);
 /* The same for this gateway, with what is among them: ERR_UNSUPPORTED when nobody would answer. */

@@ -19,7 +19,12 @@ struct tools;
 struct tools *tools_new(struct str definitions, struct err *err);
 void tools_free(struct tools *tools); /* NULL is fine */
 
-enum tool_kind { TOOL_FUNCTION, TOOL_USER, TOOL_STOP };
+enum tool_kind {
+    TOOL_FUNCTION,
+    TOOL_USER,
+    TOOL_STOP,
+    TOOL_SAY, /* the user, asked by the driver: words only */
+};
 bool tools_have(const struct tools *tools, struct str name); /* a function; NULL is fine */
 bool tools_have_handler(const struct tools *tools, enum tool_kind kind);
 bool tools_by_task(const struct tools *tools, struct str name);

@@ -25,6 +25,7 @@ static const struct {
     [TOOL_FUNCTION] = {"tool", "result", JSON_NONE},
     [TOOL_USER] = {"user", "messages", JSON_ARRAY},
     [TOOL_STOP] = {"stop", "done", JSON_NONE},
+    [TOOL_SAY] = {"user", "messages", JSON_ARRAY},
 };
 
 struct tool_run {
@@ -143,6 +144,25 @@ static int read_messages(struct str body, struct buf *out, struct err *err)
     return object_read(TOOL_USER, body, out, err);
 }
 
+/* What a user says: user messages of words. */
+static int read_words(struct str body, struct buf *out, struct err *err)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (object_read(TOOL_SAY, body, out, err) < 0)
+        return -1;
+    (void)json_read(&doc, body, NULL, NULL); /* it could be read just now */
+    JSON_EACH (item, json_get(json_root(&doc), "messages")) {
+        struct json content = json_get(item.value, "content");
+        bool words = json_type(content) == JSON_STRING || json_type(content) == JSON_ARRAY;
+        JSON_EACH (part, content)
+            words = words && json_type(json_get(part.value, "text")) == JSON_STRING;
+        if (!json_is(json_get(item.value, "role"), "user") || !words)
+            return err_set(err, ERR_INPUT,
+                           "messages of a user are {\"role\": \"user\", \"content\": a text}");
+    }
+    return 0;
+}
+
 static int read_done(struct str body, struct buf *out, struct err *err)
 {
     return object_read(TOOL_STOP, body, out, err);
@@ -177,7 +197,8 @@ static void on_no_break(void *context, const struct err *err)
 static int hold(struct tool_run *run, struct err *err)
 {
     static int (*const readers[])(struct str, struct buf *, struct err *) = {
-        [TOOL_FUNCTION] = read_result, [TOOL_USER] = read_messages, [TOOL_STOP] = read_done};
+        [TOOL_FUNCTION] = read_result, [TOOL_USER] = read_messages, [TOOL_STOP] = read_done,
+        [TOOL_SAY] = read_words};
     struct gateway_session *session = run->session;
     struct tool_object *object = mem_zero(sizeof *object);
     char id[ID_MAX];
@@ -269,4 +290,64 @@ struct tool_run *tool_run_start(struct gateway_session *session, enum tool_kind 
     if (by_task)
         session->on_tool(session->context, &run->tool, run->name, buf_str(&run->arguments));
     return run;
+}
+
+/* ---------------------------------------------------------------- the user, for the driver */
+
+struct gateway_user {
+    struct tool_run *run;
+    void (*on_words)(void *context, const char *text, const struct err *err);
+    void *context;
+};
+
+static void on_user_result(void *context, struct str body)
+{
+    struct gateway_user *user = context;
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf text = {0};
+    (void)json_read(&doc, body, NULL, NULL);
+    JSON_EACH (item, json_get(json_root(&doc), "messages")) {
+        struct json content = json_get(item.value, "content");
+        if (text.size)
+            buf_str_append(&text, STR("\n\n"));
+        buf_str_append(&text, json_str(content, &arena));
+        JSON_EACH (part, content)
+            buf_str_append(&text, json_str(json_get(part.value, "text"), &arena));
+    }
+    user->on_words(user->context, text.size ? buf_text(&text) : NULL, &(struct err){0});
+}
+
+static void on_user_fail(void *context, const struct err *err, int http_status)
+{
+    struct gateway_user *user = context;
+    (void)http_status;
+    user->on_words(user->context, NULL, err);
+}
+
+struct gateway_user *gateway_session_user(struct gateway_session *session, struct str transcript,
+                                          void (*on_words)(void *context, const char *text,
+                                                           const struct err *err),
+                                          void *context, struct err *err)
+{
+    static const struct tool_run_handlers handlers = {on_user_result, on_user_fail};
+    OWN(buf) struct buf arguments = {0};
+    struct gateway_user *user = mem_zero(sizeof *user);
+    user->on_words = on_words;
+    user->context = context;
+    buf_format(&arguments, "{\"transcript\":%.*s}", STR_ARGS(transcript));
+    user->run = tool_run_start(session, TOOL_SAY, STR("user"), buf_str(&arguments), &handlers, user,
+                               err);
+    if (user->run)
+        return user;
+    free(user);
+    return NULL;
+}
+
+void gateway_user_close(struct gateway_user *user)
+{
+    if (!user)
+        return;
+    tool_run_close(user->run);
+    free(user);
 }

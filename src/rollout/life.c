@@ -243,6 +243,7 @@ void life_step(struct life *life)
             return;
         }
         loop_timer_stop(&life->pause);
+        life_user_close(life);
         agent_close(TAKE(life->run));
         move(life, TRACE_SETTLING);
         life_settle(life);

@@ -4,6 +4,7 @@
  *     life.c        stages and moves: the table, the step, orders from the manager
  *     life_agent.c  from the first sandbox to the agent's end: provisioning to settling
  *     life_image.c  the root: found, built or fetched
+ *     life_user.c   what the user says after the instruction
  *     life_tools.c  programs of the task that answer tool calls
  *     life_ready.c  between setup and the agent; from one step of a task to the next
  *     life_judge.c  verifying and collecting
@@ -41,6 +42,8 @@ struct life {
     struct gateway_session *session;
     struct agent_install *install;
     struct agent_check *check;
+    struct gateway_user *user; /* is asked for its next words; NULL: it is not */
+    struct buf transcript;     /* of user and agent: life_user.c */
     bool needs_met;
     struct agent_run *run;
     struct task_work *work;
@@ -123,6 +126,10 @@ void life_copy_commands(struct life *life, const struct trace_command *from, siz
                         const struct trace_command **to, size_t *to_count);
 void life_note_sandbox(struct life *life); /* facts and look-ups, while it is there */
 void life_on_lost(void *context, const struct err *err);
+
+/* --- life_user.c */
+void life_user_begin(struct life *life, struct agent_start *start, struct agent_handlers *handlers);
+void life_user_close(struct life *life); /* before the agent */
 
 /* --- life_tools.c */
 bool life_tools_ready(struct life *life); /* false: it steps when they are */

@@ -435,7 +435,9 @@ void life_start_agent(struct life *life)
     if (how_to_start(life, &start) < 0)
         return;
     life->agent_since_ms = clock_mono_ms();
-    life->run = agent_start(life->plan->agent, life->sandbox, &start, &agent_handlers, life);
+    struct agent_handlers handlers = agent_handlers;
+    life_user_begin(life, &start, &handlers);
+    life->run = agent_start(life->plan->agent, life->sandbox, &start, &handlers, life);
 }
 
 void life_resume_agent(struct life *life)
@@ -451,9 +453,18 @@ void life_resume_agent(struct life *life)
     if (how_to_start(life, &start) < 0)
         return;
     life->agent_since_ms = life->stage_since_ms;
+    if (!agent_spec_resumes(life->plan->agent)) {
+        struct err why = {0};
+        err_set(&why, ERR_LOST,
+                "the server died, and what the agent %s had open there cannot be given back",
+                agent_spec_name(life->plan->agent));
+        life_fail_infra(life, &why);
+        return;
+    }
     life_read_output(life, &kept, &log, &parts, &resume);
-    life->run =
-        agent_resume(life->plan->agent, life->sandbox, &start, &resume, &agent_handlers, life);
+    struct agent_handlers handlers = agent_handlers;
+    life_user_begin(life, &start, &handlers);
+    life->run = agent_resume(life->plan->agent, life->sandbox, &start, &resume, &handlers, life);
 }
 
 /* ---------------------------------------------------------------- settling */

@@ -106,6 +106,7 @@ void life_close(struct life *life)
     task_image_job_close(TAKE(life->image_job));
     agent_install_close(TAKE(life->install));
     agent_check_close(TAKE(life->check));
+    life_user_close(life);
     agent_close(TAKE(life->run));
     task_work_close(TAKE(life->work));
     life_tools_close(life);

@@ -608,17 +608,114 @@ def test_an_agent_is_driven_through_acp(postern, tmp, reason, fate):
     assert told[5:] == ([] if fate in ("ok", "limit") else [("error", "it broke" if reason == "error" else reason)])
 
 
-def test_opencode_is_driven_through_acp(agents_postern, installed, tmp):
+ACP_CLIENT = r"""
+import json, os, sys
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+def read():
+    return json.loads(sys.stdin.readline())
+def ask(method, **params):
+    send(id=7, method=method, params={"sessionId": "s", **params})
+    return read()
+request = read()
+assert request["params"]["clientCapabilities"] == {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
+send(id=request["id"], result={"protocolVersion": 1})
+send(id=read()["id"], result={"sessionId": "s"})
+request = read()
+path = "/app/a 'b' $(x)\n\u00e9"
+assert ask("fs/write_text_file", path=path, content="one\ntwo\nthree\n")["result"] is None
+assert open(path).read() == "one\ntwo\nthree\n"
+assert ask("fs/read_text_file", path=path)["result"]["content"] == "one\ntwo\nthree\n"
+assert ask("fs/read_text_file", path=path, line=2, limit=1)["result"]["content"] == "two\n"
+assert "No such file" in ask("fs/read_text_file", path="/nothing")["error"]["message"]
+assert ask("fs/read_text_file", path="relative")["error"]["code"] == -32602
+assert ask("fs/write_text_file", path="/usr/bin/x", content="")["error"], "as its own user"
+terminal = ask("terminal/create", command="sh", args=["-c", "echo $X; pwd; exit 3"], env=[{"name": "X", "value": "a b"}], cwd="/tmp")
+terminal = terminal["result"]["terminalId"]
+assert ask("terminal/wait_for_exit", terminalId=terminal)["result"] == {"exitCode": 3, "signal": None}
+out = ask("terminal/output", terminalId=terminal)["result"]
+assert out["output"] == "a b\n/tmp\n" and not out["truncated"] and out["exitStatus"]["exitCode"] == 3, out
+assert ask("terminal/release", terminalId=terminal)["result"] == {}
+assert ask("terminal/output", terminalId=terminal)["error"]["code"] == -32602
+sleeper = ask("terminal/create", command="sleep", args=["1000"])["result"]["terminalId"]
+assert ask("terminal/kill", terminalId=sleeper)["result"] == {}
+assert ask("terminal/wait_for_exit", terminalId=sleeper)["result"]["exitCode"] is None
+loud = ask("terminal/create", command="sh", args=["-c", "seq 100000"], outputByteLimit=100)["result"]["terminalId"]
+ask("terminal/wait_for_exit", terminalId=loud)
+out = ask("terminal/output", terminalId=loud)["result"]
+assert out["truncated"] and out["output"].endswith("100000\n") and len(out["output"]) <= 100, out
+for _ in range(14):
+    assert "result" in ask("terminal/create", command="true")
+assert "too many" in ask("terminal/create", command="true")["error"]["message"]
+assert ask("terminal/create", command="")["error"]["code"] == -32602
+assert ask("session/other")["error"]["code"] == -32601
+send(method="session/update", params={"sessionId": "s", "update": {"sessionUpdate": "plan", "entries": []}})
+send(method="session/update", params={"sessionId": "s", "update": {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "Fine."}}})
+send(id=request["id"], result={"stopReason": "end_turn"})
+"""
+
+
+def test_files_and_terminals_of_an_acp_client_are_those_of_the_sandbox(postern, tmp):
+    (tmp / "agent.py").write_text(ACP_CLIENT)
+    (tmp / "acp.toml").write_text(ACP_SPEC % "x" + "[acp]\nfiles = true\nterminals = true\n")
+    done, results = postern.run("--agent", str(tmp / "acp.toml"), "--task", task(tmp / "t.json"), "--model",
+                                script(tmp / "m.toml", "x"), *postern.flags)
+    assert results[0]["fate"] == "ok" and results[0]["final_text"] == "Fine.", (done, results, tail_of(postern, results[0]))
+    _, events = records(postern, results[0])
+    assert "plan" in [event.get("type") for event in events]
+
+
+def test_a_user_who_says_more_drives_an_agent_through_acp(agents_postern, installed, tmp):
+    """The instruction, the task's later turns, then the trainer as the user; each with edits of its own tools."""
     postern, agent = agents_postern, installed("opencode")
-    text = (lib.REPOSITORY / "agents" / "opencode.toml").read_text()
-    head, rest = text.split("[run]", 1)
-    env = rest[rest.index("[run.env]"):rest.index("[output]")]
-    (tmp / "opencode.toml").write_text(
-        head + '[run]\nargv = ["{bundle}/bin/opencode", "acp"]\ninstruction = "acp"\n' + env + '[output]\nformat = "acp"\n')
-    agent = Agent(str(tmp / "opencode.toml"), agent.shell, agent.edit, agent.hosts, agent.read)
-    result = run(postern, agent, editing_task(tmp / "t.json", system=SYSTEM), script(tmp / "m.toml", *editing(agent)))
-    assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
-    assert result["turns"] == 4 and result["final_text"] == "All is done."
+    server = Server(postern)
+    users = []
+
+    def policy(call):
+        if call["kind"] == "user":
+            users.append(call["arguments"]["transcript"])
+            said = {"role": "user", "content": [{"type": "text", "text": "Write $(three)."}]}
+            return {"messages": [said] if len(users) == 1 else []}
+        last = [m for m in call["messages"] if m["role"] in ("user", "tool")][-1]
+        answer = {"token_ids": [1], "completion_logprobs": [-0.5]}
+        if last["role"] == "tool":
+            return {"content": f"Done {sum(m['role'] == 'tool' for m in call['messages'])}.", **answer}
+        text = " ".join(texts_in(last["content"]))
+        word = next(w for w in ("three", "two", "one") if w in text)
+        tool, arguments = agent.shell(f"echo {word} >> /app/answer")
+        function = {"name": tool, "arguments": json.dumps(arguments)}
+        return {"content": "", "tool_calls": [{"id": f"call_{word}", "type": "function", "function": function}], **answer}
+
+    trainer = Trainer(server.control, policy)
+    try:
+        rollout = server.submit(agent="opencode", model="gate:the-model", tools=[{"type": "user"}], task={
+            "name": "t", "instruction": "Write one.", "system": SYSTEM, "turns": ["Write 'two'."],
+            "verify": ["test \"$(tr '\\n' ' ' < /app/answer)\" = 'one two three '"]})
+        result = server.result(rollout)
+        assert result["fate"] == "ok" and result["reward"] == 1, (result, users)
+        assert result["turns"] == 6 and result["final_text"] == "Done 3."
+        assert [m["content"] for m in users[0]] == ["Write one.", "Done 2."], users
+        assert [m["content"] for m in users[1]] == ["Write one.", "Done 2.", "Write $(three).", "Done 3."]
+        recorded = server.records(rollout)
+        assert any(SYSTEM in text for text in texts_in(recorded[0]["request"])), "the system prompt arrived as it is"
+        events = lib.json_lines((postern.home / "rollouts" / rollout / "events.jsonl").read_bytes())
+        assert [e["text"] for e in events if e.get("type") == "user"] == ["Write 'two'.", "Write $(three)."]
+        assert [e["text"] for e in events if e["kind"] == "assistant"] == ["Done 1.", "Done 2.", "Done 3."]
+    finally:
+        trainer.stop()
+        server.stop()
+
+
+def test_gemini_takes_several_turns_and_agents_without_acp_are_refused_them(agents_postern, installed, tmp):
+    postern, agent = agents_postern, installed("gemini-cli")
+    several = task(tmp / "t.json", instruction=INSTRUCTION, turns=["Second $(x) \"q\"", "-- third"], verify=["grep -q yes /app/answer"])
+    result = run(postern, agent, several, script(tmp / "m.toml", "One.", calls(agent.shell("echo yes > /app/answer")), "Two.", "Three."))
+    assert result["fate"] == "ok" and result["reward"] == 1 and result["final_text"] == "Three.", (result, tail_of(postern, result))
+    recorded, _ = records(postern, result)
+    asked = list(texts_in([call["request"]["messages"] for call in recorded]))
+    assert all(any(words in text for text in asked) for words in (INSTRUCTION, 'Second $(x) "q"', "-- third"))
+    done = postern("run", "--json", "--agent", "mini", "--task", several, "--model", script(tmp / "m.toml", "x"))
+    assert done.code != 0 and "several turns" in done.error, done
 
 
 def test_a_bundle_that_cannot_be_built_leaves_nothing(postern, tmp):
