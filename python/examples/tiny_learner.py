@@ -15,7 +15,6 @@ between prompt and completion, a log-probability or a version were wrong, the im
 """
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -131,13 +130,13 @@ class Batch:
         self.rows, self.last, self.word, self.logprob, self.version, self.advantage = [], [], [], [], [], []
 
     def add(self, sample, advantage):
-        ids = [int(id) for id in sample["token_ids"]]
-        for at in np.flatnonzero(np.asarray(sample["mask"])):
+        ids, versions = sample.token_ids.tolist(), sample.versions()
+        for at in np.flatnonzero(sample.mask):
             self.rows.append(features(ids[:at]))
             self.last.append(ids[at - 1])
             self.word.append(ids[at])
-            self.logprob.append(float(sample["logprobs"][at]))
-            self.version.append(int(sample["versions"][at]))
+            self.logprob.append(float(sample.logprobs[at]))
+            self.version.append(versions[at])
             self.advantage.append(advantage)
 
     def close(self):
@@ -193,25 +192,6 @@ class Learner:
 
 
 # ---------------------------------------------------------------- the loop
-def samples(client, id):
-    ids, mask, logprobs, versions = [], [], [], []
-    known = {}
-    for line in (client.server.home / "rollouts" / id / "calls.jsonl").read_text().splitlines():
-        call = json.loads(line)
-        if call["state"] != "answered":
-            continue
-        answer = call["answer"]
-        prompt = known.get(call.get("parent"), [])[:call.get("shared_prompt_tokens", 0)] + answer["prompt_token_ids"]
-        known[call["call_id"]] = prompt + answer["token_ids"]
-        assert prompt[:len(ids)] == ids
-        glue = len(prompt) - len(ids)
-        ids = prompt + answer["token_ids"]
-        mask += [0] * glue + [1] * len(answer["token_ids"])
-        logprobs += [0.0] * glue + answer["logprobs"]
-        versions += [-1] * glue + [call["policy_version"]] * len(answer["token_ids"])
-    return [{"token_ids": ids, "mask": mask, "logprobs": logprobs, "versions": versions}]
-
-
 def submit(client, actor, step, width):
     """All groups of a step; the gate is closed until it is known which rollout is which."""
     groups = []
@@ -230,7 +210,7 @@ def collect(client, groups):
         results = [result for result in client.wait_all(ids, timeout=300) if result["reward"] is not None]
         rewards += [result["reward"] for result in results]
         for result, advantage in zip(results, postern.advantages([result["reward"] for result in results])):
-            for sample in samples(client, result["id"]):
+            for sample in client.samples(result["id"]):
                 batch.add(sample, advantage)
     return rewards, batch.close()
 

@@ -2,7 +2,6 @@
 what comes back. Its importance ratios are 1 only if ids, boundaries, log-probabilities and versions are right; the last test here
 damages each of them and sees that the ratios tell."""
 
-import copy
 import importlib.util
 import os
 import re
@@ -80,45 +79,59 @@ def updated_in_flight(learner, client):
 
 def test_every_token_has_the_version_that_made_it(learner, client):
     result, actor = updated_in_flight(learner, client)
-    sample, = learner.samples(client, result["id"])
+    sample, = client.samples(result["id"])
+    assert sample.continuity["status"] == "clean" and sample.reward == result["reward"] and len(sample.turns) == learner.TURNS_MAX
     batch = learner.Batch()
     batch.add(sample, 0)
     batch.close()
     assert abs(batch.ratios(actor.versions) - 1).max() < learner.TOLERANCE
     # verb, place, end: three tokens an answer
     assert list(batch.version) == [101] * 3 + [102] * 3 + [103] * 6
-    assert sum(sample["mask"]) == 12 and len(sample["mask"]) == len(sample["token_ids"]) == len(sample["logprobs"])
+    assert sum(sample.mask) == 12 and len(sample.mask) == len(sample.token_ids) == len(sample.logprobs)
+    first, last = sample.turns[0], sample.turns[-1]
+    assert [span[2] for span in sample.policy_versions] == [101, 102, 103, 103]
+    assert first["prompt"][0] == 0 and last["completion"][1] == len(sample)
 
 
 def test_the_ratios_tell_what_is_wrong(learner, client):
     result, actor = updated_in_flight(learner, client)
-    right, = learner.samples(client, result["id"])
-    sampled = [at for at, mask in enumerate(right["mask"]) if mask]
+    right, = client.samples(result["id"])
+    sampled = [at for at, mask in enumerate(right.mask) if mask]
 
     def off(change):
-        sample = copy.deepcopy({name: list(value) for name, value in right.items() if hasattr(value, "__len__")})
-        change(sample)
+        row = Row(right)
+        change(row)
         batch = learner.Batch()
-        batch.add(sample, 0)
+        batch.add(row, 0)
         batch.close()
         return float(abs(batch.ratios(actor.versions) - 1).max())
 
-    def other_place(sample):
+    def other_place(row):
         at = sampled[1]
-        sample["token_ids"][at] = next(learner.ID[p] for p in learner.PLACES if learner.ID[p] != sample["token_ids"][at])
+        row.token_ids[at] = next(learner.ID[place] for place in learner.PLACES if learner.ID[place] != row.token_ids[at])
 
-    def earlier_version(sample):
+    def earlier_version(row):
         for at in sampled[3:6]:
-            sample["versions"][at] -= 1
+            row.each[at] -= 1
 
-    def later_mask(sample):
-        sample["mask"] = [0, *sample["mask"][:-1]]
+    def later_mask(row):
+        row.mask = [0, *row.mask[:-1]]
 
-    def swapped(sample):
+    def swapped(row):
         first, second = sampled[0], sampled[1]
-        values = sample["logprobs"]
-        values[first], values[second] = values[second], values[first]
+        row.logprobs[first], row.logprobs[second] = float(row.logprobs[second]), float(row.logprobs[first])
 
-    assert off(lambda sample: None) < learner.TOLERANCE
+    assert off(lambda row: None) < learner.TOLERANCE
     for change in (other_place, earlier_version, later_mask, swapped):
         assert not off(change) < 1e-3, change.__name__
+
+
+class Row:
+    """A copy of a sample that can be changed."""
+
+    def __init__(self, sample):
+        self.token_ids, self.logprobs, self.mask = sample.token_ids.copy(), sample.logprobs.copy(), list(sample.mask)
+        self.each = sample.versions()
+
+    def versions(self):
+        return self.each

@@ -7,6 +7,7 @@ import http.server
 import importlib.util
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -194,18 +195,125 @@ def test_what_is_wrong_is_typed(client):
         client.wait(call["rollout_id"], timeout=0)
 
 
+def test_a_group(client):
+    made = client.create_group(3, "mini", TASK, group="a-group", mode="gate", run="groups")
+    assert made["id"] == "a-group" and len(made["rollouts"]) == 3
+    assert client.group("a-group")["counts"]["over"] == 0 and "a-group" in [g["id"] for g in client.groups(run="groups")["groups"]]
+    with pc.GateWorker(client, solve, group="a-group"):
+        results = client.wait_group("a-group", 60)
+    assert [result["id"] for result in results] == made["rollouts"] and [result["index"] for result in results] == [0, 1, 2]
+    for result in results:
+        solved(result)
+    over = client.group("a-group", wait_ms=20000)
+    assert over["state"] == "over" and over["fates"] == {"ok": 3} and over["reward"]["mean"] == 1
+    with pytest.raises(pc.Conflict):
+        client.cancel_group("a-group")
+
+
 def test_a_group_that_is_refused_leaves_nothing(client):
-    made = []
+    with pytest.raises(pc.InvalidRequest) as refused:
+        client.submit_group(4, "mini", TASK, group="refused", mode="no-such")
+    assert refused.value.field == "mode"
+    with pytest.raises(pc.InvalidRequest) as refused:
+        client.submit_many([{"agent": "mini", "task": TASK, "mode": "gate", "run": "refused"},
+                            {"agent": "mini", "task": TASK, "mode": "no-such", "run": "refused"}])
+    assert refused.value.field == "1.mode"
+    assert not client.rollouts(run="refused")["rollouts"] and not client.rollouts(group="refused")["rollouts"]
 
-    class Fragile(pc.Client):
-        def submit(self, *args, **order):
-            made.append(super().submit(*args, mode="no-such" if len(made) == 2 else "gate", **order))
-            return made[-1]
 
-    with Fragile(client.server.url, client.token) as own, pytest.raises(pc.InvalidRequest) as refused:
-        own.submit_group(4, "mini", TASK, group="g")
-    assert refused.value.field == "mode" and len(made) == 2
-    assert {client.wait(id, 30)["fate"] for id in made} == {"cancelled"}
+def test_a_group_is_cancelled(client):
+    ids = client.submit_group(2, "mini", TASK, group="cancelled", mode="gate")
+    client.cancel_group("cancelled")
+    assert {result["fate"] for result in client.wait_all(ids, 60)} == {"cancelled"}
+
+
+def test_a_submission_that_arrives_twice_is_one(client):
+    order = {"mode": "gate", "run": "keys", "key": "step-1/0"}
+    first = client.submit("mini", TASK, **order)
+    assert client.submit("mini", TASK, **order) == first
+    with pytest.raises(pc.Conflict):
+        client.submit("mini", {**TASK, "name": "another"}, **order)
+    assert [row["id"] for row in client.rollouts(run="keys")["rollouts"]] == [first]
+
+
+class Cutter:
+    """Stands between client and server. Cuts the connection when the answer comes, as often as it is told to."""
+
+    def __init__(self, port, cuts):
+        self.port, self.cuts, self.listener = port, cuts, socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
+                threading.Thread(target=self.carry, args=(near, far, False), daemon=True).start()
+                threading.Thread(target=self.carry, args=(far, near, True), daemon=True).start()
+
+    def carry(self, source, to, cutting):
+        with contextlib.suppress(OSError):
+            while True:
+                data = source.recv(65536)
+                if cutting and data and self.cuts:
+                    self.cuts -= 1
+                    break
+                if not data:
+                    break
+                to.sendall(data)
+        for end in (source, to):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_submission_whose_answer_is_lost_is_sent_again_and_taken_once(client):
+    cutter = Cutter(client.address.port, cuts=2)
+    with pc.Client(cutter.url, client.token) as own:
+        rollout = own.submit("mini", TASK, mode="gate", run="cut")
+
+    async def main():
+        cutter.cuts = 2
+        async with pc.AsyncClient(cutter.url, client.token) as aclient:
+            return await aclient.submit_group(2, "mini", TASK, mode="gate", run="cut")
+
+    group = asyncio.run(main())
+    cutter.listener.close()
+    assert cutter.cuts == 0
+    assert sorted(row["id"] for row in client.rollouts(run="cut")["rollouts"]) == sorted([rollout, *group])
+
+
+def test_waiting_is_told_at_once(client):
+    """A wait is a question that the server answers when the rollout is over: few are asked."""
+    rollout = submit(client)
+    asked = []
+
+    class Counting(pc.Client):
+        def rollout(self, id, wait_ms=0):
+            asked.append(wait_ms)
+            return super().rollout(id, wait_ms)
+
+    with Counting(client.server.url, client.token) as own, pc.GateWorker(client, solve):
+        solved(own.wait(rollout, 60))
+    assert len(asked) == 1 and asked[0] > 20000
+
+
+def test_calls_and_samples(client):
+    with pc.GateWorker(client, solve):
+        rollout = submit(client)
+        client.wait(rollout, 60)
+    calls = client.calls(rollout)
+    assert [call["number"] for call in calls] == [1, 2]
+    assert client.call(calls[0]["id"])["answer"]["token_ids"] == [7, 8]
+    rows = client.samples(rollout)
+    assert sum(sum(row.mask) for row in rows) == 4 and {row.rollout_id for row in rows} == {rollout}
+
+    async def main():
+        async with beside(client) as aclient:
+            assert [call["id"] for call in await aclient.calls(rollout)] == [call["id"] for call in calls]
+            assert len(await aclient.samples(rollout)) == len(rows)
+
+    asyncio.run(main())
 
 
 def test_a_wrong_token_is_an_auth_error(client):
@@ -251,8 +359,9 @@ def test_a_server_that_cannot_start_says_why(home):
 # ---------------------------------------------------------------- workers
 @pytest.mark.parametrize("policy", [solve, solve_later, solve_in_pieces, solve_in_pieces_later])
 def test_a_worker_answers(client, policy):
-    with pc.GateWorker(client, policy, concurrency=3, group="g-1") as worker:
-        ids = client.submit_group(3, "mini", TASK, group="g-1", mode="gate")
+    group = f"g-{policy.__name__}"
+    with pc.GateWorker(client, policy, concurrency=3, group=group) as worker:
+        ids = client.submit_group(3, "mini", TASK, group=group, mode="gate")
         for result in client.wait_all(ids, 60):
             solved(result)
     assert worker.taken == worker.answered == 6 and not worker.errors
@@ -458,6 +567,52 @@ def test_an_engine_answers(client):
     assert path == "/v1/chat/completions" and key == "Bearer a-key" and asked["logprobs"] is True and asked["tools"]
 
 
+def test_an_engine_object_answers_and_asks_for_tokens(client):
+    engine = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    engine.asked = []
+    threading.Thread(target=engine.serve_forever, daemon=True).start()
+    try:
+        own = pc.Engine(f"http://127.0.0.1:{engine.server_port}", kind="vllm", model="m-1", options={"temperature": 0.5})
+        with pc.GateWorker(client, own):
+            solved(client.wait(submit(client), 60))
+    finally:
+        engine.shutdown()
+        engine.server_close()
+    path, _, asked = engine.asked[0]
+    assert path == "/v1/chat/completions" and asked["return_token_ids"] is True and asked["logprobs"] is True
+    assert asked["model"] == "m-1" and asked["temperature"] == 0.5 and asked["messages"]
+    with pytest.raises(ValueError, match="no-such"):
+        pc.Engine("http://127.0.0.1:1", kind="no-such")
+
+
+def test_every_engines_spelling_of_tokens():
+    message = {"role": "assistant", "content": "hi"}
+    ours = {"token_ids": [5, 6], "completion_logprobs": [-0.5, -1.0], "prompt_token_ids": [1, 2]}
+    content = [{"token": "h", "logprob": -0.5}, {"token": "i", "logprob": -1.0}]
+    named = [{"token": "token_id:5", "logprob": -0.5}, {"token": "token_id:6", "logprob": -1.0}]
+    pairs = {"output_token_logprobs": [[-0.5, 5, "h"], [-1.0, 6, "i"]], "input_token_logprobs": [[None, 1, "a"], [-3.0, 2, "b"]]}
+    for completion in ({"prompt_token_ids": [1, 2], "choices": [{"token_ids": [5, 6], "logprobs": {"content": content}}]},
+                       {"prompt_token_ids": [1, 2], "choices": [{"logprobs": {"content": named}}]},
+                       {"choices": [{"meta_info": pairs}]},
+                       {"choices": [{"prompt_token_ids": [1, 2], "meta_info": pairs}]}):
+        completion["choices"][0].update(message=message, finish_reason="stop")
+        answer = pc.engine.convert(completion)
+        assert {name: answer[name] for name in ours} == ours and answer["message"] == message, completion
+    assert pc.engine.convert({"choices": [{"message": message}]}) == {"message": message}
+    with pytest.raises(pc.CallFailed):
+        pc.engine.convert({"error": "no"})
+
+
+def test_advantages():
+    assert pc.advantages([0.0, 1.0, 0.0, 1.0]) == pytest.approx([-1, 1, -1, 1], abs=1e-5)
+    assert pc.advantages([0.5, 0.5]) == [0, 0] and pc.advantages([]) == [] and pc.advantages([None]) == [None]
+    # What infrastructure broke is not in the mean.
+    assert pc.advantages([0.0, None, 1.0]) == pytest.approx([-1, None, 1], abs=1e-5)
+    assert pc.advantages([1, 4], scale=False) == [-1.5, 1.5]
+    with pytest.raises(ValueError):
+        pc.advantages([float("nan"), 1.0])
+
+
 def test_a_worker_waits_for_a_server_that_comes_back(sandbox_works, tmp):
     """The same socket, another server: the worker that knew the first one serves the second."""
     folder = lib.short_dir("pt-")
@@ -493,7 +648,17 @@ def test_the_package_builds_without_network(tmp):
     done = lib.command([sys.executable, "-B", "-c", "import postern; print(postern.__file__, postern.Client)"], cwd=tmp,
                        env={"PYTHONPATH": str(wheel)})
     assert done.code == 0 and str(wheel) in done.text, done
-    if importlib.util.find_spec("pip"):
-        done = lib.command([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--target", tmp / "site",
-                            lib.REPOSITORY / "python"], stdin=b"", env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
-        assert done.code == 0 and (tmp / "site/postern/py.typed").exists(), done
+
+
+def test_it_installs_into_a_fresh_environment(tmp):
+    """`pip install ./python` as people do it, without network and without anything installed before."""
+    made = lib.command([sys.executable, "-m", "venv", tmp / "venv"], seconds=180)
+    if made.code:
+        lib.must(f"no virtual environment: {made.error[-300:]}")
+    python = tmp / "venv" / "bin" / "python"
+    done = lib.command([python, "-m", "pip", "install", "-q", "--no-index", lib.REPOSITORY / "python"], seconds=180, stdin=b"",
+                       env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.code == 0, done
+    look = "import postern, pathlib; print(postern.__version__, (pathlib.Path(postern.__file__).parent / 'py.typed').exists())"
+    done = lib.command([python, "-I", "-c", look])
+    assert done.code == 0 and done.text.split()[1] == "True", done

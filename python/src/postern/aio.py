@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import ssl
-import time
 from typing import Any, AsyncIterable, AsyncIterator, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
+from . import events
 from . import requests as ask
 from .client import read_answer, unreachable
-from .errors import Busy, PosternError, TimedOut, Unreachable
+from .errors import Busy, PosternError, TimedOut, Unreachable, from_answer
+from .events import Event, Feed, Patience
 from .samples import Samples
 from .requests import Call, Json
 
@@ -30,31 +31,56 @@ class _Connection:
         self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
 
     async def receive(self) -> Tuple[int, Dict[str, str], bytes]:
-        """Status, headers with names in lower case, body. Interim answers (100) are skipped."""
+        """Status, headers with names in lower case, body."""
+        status, headers = await self.receive_head()
+        return status, headers, await self.receive_body(status, headers)
+
+    async def receive_head(self) -> Tuple[int, Dict[str, str]]:
+        """Interim answers (100) are skipped."""
         status = 100
+        headers: Dict[str, str] = {}
         while status < 200:
             parts = (await self._line()).split(" ", 2)
             if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
                 raise ValueError("the answer is not HTTP")
             status = int(parts[1])
-            headers: Dict[str, str] = {}
+            headers = {}
             while True:
                 line = await self._line()
                 if not line:
                     break
                 name, _, value = line.partition(":")
                 headers[name.lower()] = value.strip()
+        return status, headers
+
+    async def receive_body(self, status: int, headers: Dict[str, str]) -> bytes:
         if status in (204, 304):
-            return status, headers, b""
+            return b""
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            return status, headers, await self._chunks()
+            return b"".join([piece async for piece in self._pieces()])
         size = headers.get("content-length")
         if size is None:
             headers["connection"] = "close"
-            return status, headers, await self.reader.read(BODY_MAX)
+            return await self.reader.read(BODY_MAX)
         if not size.isdigit() or int(size) > BODY_MAX:
             raise ValueError(f"an answer of {size} bytes is too large")
-        return status, headers, await self.reader.readexactly(int(size))
+        return await self.reader.readexactly(int(size))
+
+    async def lines(self, headers: Dict[str, str]) -> AsyncIterator[bytes]:
+        """The body line by line, as it comes."""
+        if "chunked" not in headers.get("transfer-encoding", "").lower():
+            while True:
+                line = await self.reader.readline()
+                if not line:
+                    return
+                yield line
+        rest = b""
+        async for piece in self._pieces(endless=True):
+            *whole, rest = (rest + piece).split(b"\n")
+            if len(rest) > events.LINE_MAX:
+                raise ValueError("a line of the answer is too long")
+            for line in whole:
+                yield line + b"\n"
 
     async def _line(self) -> str:
         line = await self.reader.readline()
@@ -62,17 +88,18 @@ class _Connection:
             raise ConnectionResetError("the connection was closed")
         return line.decode("latin-1").rstrip("\r\n")
 
-    async def _chunks(self) -> bytes:
-        body = bytearray()
+    async def _pieces(self, endless: bool = False) -> AsyncIterator[bytes]:
+        total = 0
         while True:
             size = int((await self._line()).split(";")[0], 16)
-            if size < 0 or len(body) + size > BODY_MAX:
+            total += size
+            if size < 0 or size > BODY_MAX or total > BODY_MAX and not endless:
                 raise ValueError("the answer is too large")
             if size == 0:
                 while await self._line():
                     pass
-                return bytes(body)
-            body += await self.reader.readexactly(size)
+                return
+            yield await self.reader.readexactly(size)
             await self._line()
 
     def close(self) -> None:
@@ -116,30 +143,47 @@ class AsyncClient:
         return str((await self._ask(ask.version()))["version"])
 
     async def metrics(self) -> str:
-        return await self._ask(ask.metrics())
+        return str(await self._ask(ask.metrics()))
 
     # ------------------------------------------------------------ rollouts
     async def submit(self, agent: str, task: Union[str, Mapping[str, Any]], **order: Any) -> str:
         return str((await self._ask(ask.submit({"agent": agent, "task": task, **order})))["id"])
 
-    async def submit_group(self, count: int, agent: str, task: Union[str, Mapping[str, Any]], group: str,
-                           **order: Any) -> List[str]:
-        ids: List[str] = []
-        try:
-            for index in range(count):
-                ids.append(await self.submit(agent, task, group=group, index=index, **order))
-        except PosternError:
-            for id in ids:
-                await self.cancel(id)
-            raise
-        return ids
+    async def submit_many(self, orders: Iterable[Mapping[str, Any]]) -> List[str]:
+        return [str(each["id"]) for each in (await self._ask(ask.submit_many(orders)))["rollouts"]]
 
-    async def rollout(self, id: str) -> Json:
-        return await self._ask(ask.rollout(id))
+    async def submit_group(self, count: int, agent: str, task: Union[str, Mapping[str, Any]], group: Optional[str] = None,
+                           **order: Any) -> List[str]:
+        return list((await self.create_group(count, agent, task, group=group, **order))["rollouts"])
+
+    async def create_group(self, n: int, agent: str, task: Union[str, Mapping[str, Any]], **order: Any) -> Json:
+        return await self._ask(ask.submit_group({"agent": agent, "task": task, "n": n, **order}))
+
+    async def group(self, id: str, wait_ms: int = 0) -> Json:
+        return await self._ask(ask.group(id, wait_ms))
+
+    async def groups(self, **query: Any) -> Json:
+        return await self._ask(ask.groups(**query))
+
+    async def cancel_group(self, id: str) -> None:
+        await self._ask(ask.cancel_group(id))
+
+    async def wait_group(self, id: str, timeout: Optional[float] = None) -> List[Json]:
+        return await self.wait_all([each["id"] for each in (await self.group(id))["rollouts"]], timeout)
+
+    async def rollout(self, id: str, wait_ms: int = 0) -> Json:
+        return await self._ask(ask.rollout(id, wait_ms))
+
+    async def calls(self, id: str) -> List[Json]:
+        return list((await self._ask(ask.calls(id)))["calls"])
+
+    async def call(self, id: str) -> Json:
+        return await self._ask(ask.call(id))
 
     async def rollouts(self, limit: int = 100, before: Optional[str] = None, run: Optional[str] = None,
-                       task: Optional[str] = None, stage: Optional[str] = None, fate: Optional[str] = None) -> Json:
-        return await self._ask(ask.rollouts(limit=limit, before=before, run=run, task=task, stage=stage, fate=fate))
+                       task: Optional[str] = None, stage: Optional[str] = None, fate: Optional[str] = None,
+                       **query: Any) -> Json:
+        return await self._ask(ask.rollouts(limit=limit, before=before, run=run, task=task, stage=stage, fate=fate, **query))
 
     async def all_rollouts(self, **query: Any) -> AsyncIterator[Json]:
         while True:
@@ -163,21 +207,50 @@ class AsyncClient:
         return (await self.wait_all([id], timeout))[0]
 
     async def wait_all(self, ids: Sequence[str], timeout: Optional[float] = None) -> List[Json]:
-        end = None if timeout is None else time.monotonic() + timeout
-        results: Dict[str, Json] = {}
-        pause = 0.02
-        while True:
-            for id in ids:
-                if id not in results:
-                    seen = await self.rollout(id)
-                    if seen.get("fate"):
-                        results[id] = seen
-            if len(results) == len(set(ids)):
-                return [results[id] for id in ids]
-            if end is not None and time.monotonic() >= end:
-                raise TimedOut(f"{len(set(ids)) - len(results)} of {len(set(ids))} rollouts are not over after {timeout} s")
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, 0.5)
+        patience = Patience(ids, timeout)
+        for id in patience:
+            try:
+                patience.saw(id, await self.rollout(id, patience.wait_ms()))
+            except Unreachable as error:
+                await asyncio.sleep(patience.pause(error))
+        return [patience.results[id] for id in ids]
+
+    # ------------------------------------------------------------ events
+    async def events(self, rollout: Optional[str] = None, group: Optional[str] = None, after: Optional[str] = None,
+                     timeout: Optional[float] = None) -> AsyncIterator[Event]:
+        feed = Feed(ask.events(rollout, group), after, rollout or group, timeout)
+        while not feed.over:
+            connection: Optional[_Connection] = None
+            try:
+                connection = await self._connection()
+                connection.send_head("GET", self.address.prefix + feed.request.path, self.address.host,
+                                     (*ask.headers(self.token)[:1], ("Accept", "text/event-stream"),
+                                      *ask.headers(self.token)[2:], *feed.headers()))
+                status, headers = await asyncio.wait_for(connection.receive_head(), self.timeout)
+                if status == 204:
+                    return
+                if status != 200:
+                    raise from_answer(status, await asyncio.wait_for(connection.receive_body(status, headers), self.timeout),
+                                      headers.get("retry-after"))
+                lines = connection.lines(headers)
+                while True:
+                    line = await asyncio.wait_for(lines.__anext__(), feed.patience)
+                    event = feed.line(line)
+                    if event:
+                        yield event
+                    if feed.over:
+                        return
+                    feed.check()
+            except StopAsyncIteration:
+                pass  # it ended; asked again, the server says whether anything follows
+            except (asyncio.TimeoutError, TimeoutError):
+                feed.check()
+            except (Busy, OSError, EOFError, ValueError) as error:
+                feed.broke(error if isinstance(error, PosternError) else unreachable(self.address, error))
+            finally:
+                if connection is not None:
+                    connection.close()
+            await asyncio.sleep(feed.pause())
 
     # ------------------------------------------------------------ the gate
     async def gate(self) -> Json:
@@ -221,7 +294,8 @@ class AsyncClient:
             if close:
                 await close()
             self._put_back(connection, keep)
-        return read_answer(request, status, data, headers.get("retry-after"))
+        answer: Json = read_answer(request, status, data, headers.get("retry-after"))
+        return answer
 
     async def _send_chunks(self, connection: _Connection, source: AsyncIterator[Chunk],
                            reading: "asyncio.Future[Any]") -> bool:
@@ -266,8 +340,9 @@ class AsyncClient:
     async def policy(self) -> Json:
         return await self._ask(ask.policy())
 
-    async def set_policy(self, version: Optional[int] = None, pause: bool = False, resume: bool = False) -> Json:
-        return await self._ask(ask.set_policy(version, pause, resume))
+    async def set_policy(self, version: Optional[int] = None, pause: bool = False, resume: bool = False,
+                         max_staleness: Optional[int] = None, batch: Optional[int] = None) -> Json:
+        return await self._ask(ask.set_policy(version, pause, resume, max_staleness, batch))
 
     async def pause(self) -> Json:
         return await self.set_policy(pause=True)
@@ -276,11 +351,12 @@ class AsyncClient:
         return await self.set_policy(version, resume=True)
 
     # ------------------------------------------------------------ the connection
-    async def _ask(self, request: ask.Request) -> Any:
+    async def _ask(self, request: ask.Request) -> Json:
         attempt = 0
         while True:
             try:
-                return await self._once(request)
+                answer: Json = await self._once(request)
+                return answer
             except (Busy, Unreachable) as error:
                 attempt += 1
                 if attempt > self.retries or not (isinstance(error, Busy) or request.again):

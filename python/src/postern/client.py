@@ -2,7 +2,8 @@
 many threads at once.
 
 What is repeated, at most `retries` times: requests the server refused because it had no room (nothing was done), and
-requests whose connection broke if doing them twice does no harm. Submissions and answers are never sent twice."""
+requests whose connection broke if doing them twice does no harm. Submissions carry a key, so that one that arrives twice is one
+rollout. Answers are never sent twice."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ import select
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 from . import requests as ask
 from .errors import Busy, PosternError, TimedOut, Unreachable, from_answer
+from .events import LINE_MAX, Event, Feed, Patience
 from .requests import Call, Json
 from .samples import Samples
 
@@ -75,34 +77,58 @@ class Client:
 
     def metrics(self) -> str:
         """Numbers in the Prometheus text format."""
-        return self._ask(ask.metrics())
+        return str(self._ask(ask.metrics()))
 
     # ------------------------------------------------------------ rollouts
     def submit(self, agent: str, task: Union[str, Mapping[str, Any]], **order: Any) -> str:
-        """Starts a rollout and returns its id. Further fields (mode, model, group, index, ...): docs/http-api.md."""
+        """Starts a rollout and returns its id. Further fields (mode, model, group, index, key, ...): docs/http-api.md."""
         return str(self._ask(ask.submit({"agent": agent, "task": task, **order}))["id"])
 
-    def submit_group(self, count: int, agent: str, task: Union[str, Mapping[str, Any]], group: str,
-                     **order: Any) -> List[str]:
-        """`count` rollouts of one task, with index 0, 1, ... Their ids. If one is refused, those before it are cancelled."""
-        ids: List[str] = []
-        try:
-            for index in range(count):
-                ids.append(self.submit(agent, task, group=group, index=index, **order))
-        except PosternError:
-            for id in ids:
-                self.cancel(id)
-            raise
-        return ids
+    def submit_many(self, orders: Iterable[Mapping[str, Any]]) -> List[str]:
+        """Several at once, each with its fields; all of them or none. Their ids, in the same order."""
+        return [str(each["id"]) for each in self._ask(ask.submit_many(orders))["rollouts"]]
 
-    def rollout(self, id: str) -> Json:
-        """The result when it is over; how it stands while it runs."""
-        return self._ask(ask.rollout(id))
+    def submit_group(self, count: int, agent: str, task: Union[str, Mapping[str, Any]], group: Optional[str] = None,
+                     **order: Any) -> List[str]:
+        """`count` rollouts of one task, all of them or none, with index 0, 1, ... Their ids."""
+        return list(self.create_group(count, agent, task, group=group, **order)["rollouts"])
+
+    def create_group(self, n: int, agent: str, task: Union[str, Mapping[str, Any]], **order: Any) -> Json:
+        """The same: {"id", "rollouts"}. `group` is its name; the server makes one otherwise. `share_setup`: prepared once."""
+        return self._ask(ask.submit_group({"agent": agent, "task": task, "n": n, **order}))
+
+    def group(self, id: str, wait_ms: int = 0) -> Json:
+        """How it stands: counts, fates, rewards. With `wait_ms`: when it is over, or when that time is up."""
+        return self._ask(ask.group(id, wait_ms))
+
+    def groups(self, **query: Any) -> Json:
+        """One page: {"groups": [...], "next": ...}."""
+        return self._ask(ask.groups(**query))
+
+    def cancel_group(self, id: str) -> None:
+        """What is left of it. The results still come."""
+        self._ask(ask.cancel_group(id))
+
+    def wait_group(self, id: str, timeout: Optional[float] = None) -> List[Json]:
+        """The results of its rollouts, by index, when all of them are over."""
+        return self.wait_all([each["id"] for each in self.group(id)["rollouts"]], timeout)
+
+    def rollout(self, id: str, wait_ms: int = 0) -> Json:
+        """The result when it is over; how it stands while it runs. With `wait_ms`: when it is over, or when that time is up."""
+        return self._ask(ask.rollout(id, wait_ms))
+
+    def calls(self, id: str) -> List[Json]:
+        """The model calls of a rollout."""
+        return list(self._ask(ask.calls(id))["calls"])
+
+    def call(self, id: str) -> Json:
+        """One call as it is kept: request, answer, tokens."""
+        return self._ask(ask.call(id))
 
     def rollouts(self, limit: int = 100, before: Optional[str] = None, run: Optional[str] = None,
-                 task: Optional[str] = None, stage: Optional[str] = None, fate: Optional[str] = None) -> Json:
+                 task: Optional[str] = None, stage: Optional[str] = None, fate: Optional[str] = None, **query: Any) -> Json:
         """One page, newest first: {"rollouts": [...], "next": ...}."""
-        return self._ask(ask.rollouts(limit=limit, before=before, run=run, task=task, stage=stage, fate=fate))
+        return self._ask(ask.rollouts(limit=limit, before=before, run=run, task=task, stage=stage, fate=fate, **query))
 
     def all_rollouts(self, **query: Any) -> Iterator[Json]:
         """Every row, page by page."""
@@ -130,21 +156,50 @@ class Client:
         return self.wait_all([id], timeout)[0]
 
     def wait_all(self, ids: Sequence[str], timeout: Optional[float] = None) -> List[Json]:
-        end = None if timeout is None else time.monotonic() + timeout
-        results: Dict[str, Json] = {}
-        pause = 0.02
-        while True:
-            for id in ids:
-                if id not in results:
-                    seen = self.rollout(id)
-                    if seen.get("fate"):
-                        results[id] = seen
-            if len(results) == len(set(ids)):
-                return [results[id] for id in ids]
-            if end is not None and time.monotonic() >= end:
-                raise TimedOut(f"{len(set(ids)) - len(results)} of {len(set(ids))} rollouts are not over after {timeout} s")
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.5)
+        """The results in the same order, when all are over. A server that is away meanwhile is waited for as well, until the
+        time is up."""
+        patience = Patience(ids, timeout)
+        for id in patience:
+            try:
+                patience.saw(id, self.rollout(id, patience.wait_ms()))
+            except Unreachable as error:
+                time.sleep(patience.pause(error))
+        return [patience.results[id] for id in ids]
+
+    # ------------------------------------------------------------ events
+    def events(self, rollout: Optional[str] = None, group: Optional[str] = None, after: Optional[str] = None,
+               timeout: Optional[float] = None) -> Iterator[Event]:
+        """What happens, as it happens: of a rollout or a group until it is over, else of all, for ever. A connection that breaks
+        is opened again and nothing is told twice; `after` is the id of the last event that is known. `timeout`: TimedOut after
+        so many seconds without an event."""
+        feed = Feed(ask.events(rollout, group), after, rollout or group, timeout)
+        while not feed.over:
+            connection = self._connection(feed.patience)
+            try:
+                headers = dict((*ask.headers(self.token), ("Accept", "text/event-stream"), *feed.headers()))
+                connection.request("GET", self.address.prefix + feed.request.path, headers=headers)
+                answer = connection.getresponse()
+                if answer.status == 204:
+                    return
+                if answer.status != 200:
+                    raise from_answer(answer.status, answer.read(), answer.getheader("retry-after"))
+                while True:
+                    line = answer.readline(LINE_MAX + 1)
+                    if not line:
+                        break
+                    event = feed.line(line)
+                    if event:
+                        yield event
+                    if feed.over:
+                        return
+                    feed.check()
+            except socket.timeout:
+                feed.check()
+            except (Busy, OSError, http.client.HTTPException) as error:
+                feed.broke(error if isinstance(error, PosternError) else unreachable(self.address, error))
+            finally:
+                connection.close()
+            time.sleep(feed.pause())
 
     # ------------------------------------------------------------ the gate
     def gate(self) -> Json:
@@ -177,7 +232,8 @@ class Client:
                 yield ask.chunk_bytes(ask.LAST_CHUNK)
 
         try:
-            return self._once(request, body)
+            answer: Json = self._once(request, body)
+            return answer
         except _ChunksFailed as failed:
             raise failed.__cause__ or failed
 
@@ -194,8 +250,9 @@ class Client:
     def policy(self) -> Json:
         return self._ask(ask.policy())
 
-    def set_policy(self, version: Optional[int] = None, pause: bool = False, resume: bool = False) -> Json:
-        return self._ask(ask.set_policy(version, pause, resume))
+    def set_policy(self, version: Optional[int] = None, pause: bool = False, resume: bool = False,
+                   max_staleness: Optional[int] = None, batch: Optional[int] = None) -> Json:
+        return self._ask(ask.set_policy(version, pause, resume, max_staleness, batch))
 
     def pause(self) -> Json:
         return self.set_policy(pause=True)
@@ -204,11 +261,12 @@ class Client:
         return self.set_policy(version, resume=True)
 
     # ------------------------------------------------------------ the connection
-    def _ask(self, request: ask.Request) -> Any:
+    def _ask(self, request: ask.Request) -> Json:
         attempt = 0
         while True:
             try:
-                return self._once(request)
+                answer: Json = self._once(request)
+                return answer
             except (Busy, Unreachable) as error:
                 attempt += 1
                 if attempt > self.retries or not (isinstance(error, Busy) or request.again):

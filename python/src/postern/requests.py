@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import secrets
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -85,25 +86,73 @@ def policy() -> Request:
     return Request("GET", "/v1/policy", again=True)
 
 
-def set_policy(version: Optional[int], pause: bool, resume: bool) -> Request:
-    return _json("POST", "/v1/policy", {"version": version, "pause": pause or None, "resume": resume or None}, again=True)
+def set_policy(version: Optional[int], pause: bool, resume: bool, max_staleness: Optional[int], batch: Optional[int]) -> Request:
+    return _json("POST", "/v1/policy", {"version": version, "pause": pause or None, "resume": resume or None,
+                                        "max_staleness": max_staleness, "batch": batch}, again=True)
+
+
+def _keyed(order: Mapping[str, Any]) -> Json:
+    """With a key a submission that is sent twice is taken once: one that has none gets one nobody else has."""
+    return {**order, "key": order.get("key") or f"auto-{secrets.token_hex(16)}"}
 
 
 def submit(order: Mapping[str, Any]) -> Request:
-    return _json("POST", "/v1/rollouts", order)
+    return _json("POST", "/v1/rollouts", _keyed(order), again=True)
+
+
+def submit_many(orders: Iterable[Mapping[str, Any]]) -> Request:
+    members = [{k: v for k, v in _keyed(order).items() if v is not None} for order in orders]
+    return Request("POST", "/v1/rollouts", json.dumps(members).encode(), again=True)
+
+
+def submit_group(order: Mapping[str, Any]) -> Request:
+    return _json("POST", "/v1/groups", _keyed(order), again=True)
+
+
+def _get(path: str, query: Mapping[str, Any], **more: Any) -> Request:
+    text = urlencode({k: v for k, v in query.items() if v is not None})
+    return Request("GET", path + (f"?{text}" if text else ""), again=True, **more)
 
 
 def rollouts(**query: Any) -> Request:
-    text = urlencode({k: v for k, v in query.items() if v is not None})
-    return Request("GET", "/v1/rollouts" + (f"?{text}" if text else ""), again=True)
+    return _get("/v1/rollouts", query)
 
 
-def rollout(id: str) -> Request:
-    return Request("GET", f"/v1/rollouts/{quote(id, safe='')}", again=True)
+def groups(**query: Any) -> Request:
+    return _get("/v1/groups", query)
+
+
+def rollout(id: str, wait_ms: int = 0) -> Request:
+    return _get(f"/v1/rollouts/{quote(id, safe='')}", {"wait_ms": wait_ms or None}, wait_s=wait_ms / 1000)
+
+
+def group(id: str, wait_ms: int = 0) -> Request:
+    return _get(f"/v1/groups/{quote(id, safe='')}", {"wait_ms": wait_ms or None}, wait_s=wait_ms / 1000)
+
+
+def cancel_group(id: str) -> Request:
+    return Request("DELETE", f"/v1/groups/{quote(id, safe='')}", again=True)
+
+
+def calls(id: str) -> Request:
+    return _get(f"/v1/rollouts/{quote(id, safe='')}/calls", {})
+
+
+def call(id: str) -> Request:
+    return _get(f"/v1/calls/{quote(id, safe='')}", {})
+
+
+def events(rollout: Optional[str], group: Optional[str]) -> Request:
+    if rollout and group:
+        raise ValueError("events are of a rollout or of a group, not of both")
+    if rollout:
+        return _get(f"/v1/rollouts/{quote(rollout, safe='')}/events", {})
+    return _get(f"/v1/groups/{quote(group, safe='')}/events" if group else "/v1/events", {})
 
 
 def samples(id: str, group: bool = False) -> Request:
-    return Request("GET", f"/v1/{'groups' if group else 'rollouts'}/{quote(id, safe='')}/samples?format=binary", again=True, raw=True)
+    kind = "groups" if group else "rollouts"
+    return Request("GET", f"/v1/{kind}/{quote(id, safe='')}/samples?format=binary", again=True, raw=True)
 
 
 def cancel(id: str) -> Request:

@@ -143,9 +143,9 @@ def read_lines(source: Union[str, bytes, pathlib.Path]) -> Iterator[Sample]:
                 if line.strip():
                     yield _from_line(line)
         return
-    for line in source.splitlines():
-        if line.strip():
-            yield _from_line(line)
+    for each in source.splitlines():
+        if each.strip():
+            yield _from_line(each)
 
 
 def read(source: Union[str, bytes, bytearray, memoryview, pathlib.Path]) -> Sequence[Sample]:

@@ -12,7 +12,6 @@ import asyncio
 import collections
 import concurrent.futures
 import inspect
-import json
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import (Any, AsyncIterator, Awaitable, Callable, Deque, Dict, Iterab
 from . import requests as ask
 from .aio import AsyncClient, Chunk
 from .client import Client
+from .engine import Engine
 from .errors import AuthError, CallFailed, Conflict, InvalidRequest, NotFound, PosternError
 from .requests import Json
 
@@ -36,13 +36,13 @@ Policy = Callable[[Json], Union[Answer, Awaitable[Answer]]]
 
 
 class GateWorker:
-    """`answer` is a function of one call or the URL of an engine. A function returns text, an answer as an object, or an
+    """`answer` is a function of one call, an Engine, or the URL of one. A function returns text, an answer as an object, or an
     iterator of chunks (also an asynchronous one), which is streamed; it raises CallFailed to choose the agent's error.
 
     `tools` maps names to functions of the arguments (an object) that return a tool's result; a tool call with no such
     function goes to `answer`. `engine_options` are added to every request to an engine."""
 
-    def __init__(self, client: Union[Client, AsyncClient], answer: Union[Policy, str], concurrency: int = 8,
+    def __init__(self, client: Union[Client, AsyncClient], answer: Union[Policy, Engine, str], concurrency: int = 8,
                  lease_ms: int = 60000, group: Optional[str] = None, rollout: Optional[str] = None, raw: bool = False,
                  tools: Optional[Mapping[str, Callable[[Any], Any]]] = None, grace_s: float = 30.0,
                  engine_key: Optional[str] = None, engine_options: Optional[Mapping[str, Any]] = None,
@@ -56,7 +56,7 @@ class GateWorker:
         self.errors: Deque[BaseException] = collections.deque(maxlen=ERRORS_MAX)  # what functions raised, the newest last
         self._answer, self._engine_key = answer, engine_key
         self._engine_options, self._engine_timeout = dict(engine_options or {}), engine_timeout
-        self._engine: Optional[AsyncClient] = None
+        self._engine: Optional[Engine] = None
         self._stop_asked = False
         self._stopping: Optional[asyncio.Event] = None
         self._loop: Optional[asyncio.AbstractEventLoop] = None
@@ -126,7 +126,10 @@ class GateWorker:
         if self._stop_asked:
             self._stopping.set()
         if isinstance(self._answer, str):
-            self._engine = AsyncClient(self._answer, self._engine_key, timeout=self._engine_timeout)
+            self._engine = Engine(self._answer, self._engine_key, "plain", options=self._engine_options,
+                                  timeout=self._engine_timeout)
+        elif isinstance(self._answer, Engine):
+            self._engine = self._answer
         self._pool = concurrent.futures.ThreadPoolExecutor(self.concurrency, "postern-answer")
         try:
             await self._serve(own)
@@ -135,9 +138,10 @@ class GateWorker:
             log.error("the gate worker ends: %s", error)
         finally:
             self._pool.shutdown(wait=False)
-            for each in (own if client is None else None, self._engine):
-                if each:
-                    await each.close()
+            if client is None:
+                await own.close()
+            if self._engine is not None:
+                await self._engine.close()
 
     # ------------------------------------------------------------ taking
     async def _serve(self, client: AsyncClient) -> None:
@@ -256,10 +260,11 @@ class GateWorker:
         tool = call.get("kind") == "tool"
         if tool and call["name"] in self.tools:
             return {"result": await self._run(self.tools[call["name"]], call["arguments"])}, None
-        if isinstance(self._answer, str):
+        if self._engine is not None:
             if tool:
                 raise CallFailed(f"nobody runs the tool '{call['name']}' here", 501, "not_implemented")
-            return await self._ask_engine(call), None
+            return await self._engine(call), None
+        assert not isinstance(self._answer, (str, Engine))
         made = await self._run(self._answer, call)
         if isinstance(made, str):
             return {"result" if tool else "content": made}, None
@@ -301,19 +306,6 @@ class GateWorker:
                     close()
             except ValueError:
                 pass  # it is in the middle of a step, in its thread, and ends with that
-
-    async def _ask_engine(self, call: Json) -> Json:
-        assert self._engine
-        sampling = {name: value for name, value in call.get("sampling", {}).items() if value not in (None, [])}
-        body = {"model": call.get("model"), "messages": call["messages"], **sampling, **self._engine_options}
-        if call.get("tools"):
-            body["tools"] = call["tools"]
-        path = "/chat/completions" if self._engine.address.prefix else "/v1/chat/completions"
-        try:
-            return await self._engine._ask(ask.Request("POST", path, json.dumps(body).encode()))
-        except PosternError as error:
-            status = error.status if error.status and error.status >= 400 and not isinstance(error, AuthError) else 503
-            raise CallFailed(f"the engine failed: {error.reason}", status, "engine_error") from error
 
 
 async def _with_first(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
