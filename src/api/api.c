@@ -286,6 +286,7 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
     api->events = api_events_new(api, options->event_bytes_max, options->keepalive_ms);
     api->write_live = options->write_live;
     api->read_metrics = options->read_metrics;
+    api->write_sandboxes = options->write_sandboxes;
     api->context = options->context;
     if (read_token(api, err) < 0) {
         api_free(api);

@@ -86,6 +86,8 @@ struct api_options {
     int (*submit)(void *context, const struct api_submit *orders, size_t count,
                   struct api_receipt *receipt, struct err *err);
     int (*cancel)(void *context, const char *id, const char *why, struct err *err); /* likewise */
+    /* One element of an array for each lane: its sandboxes. NULL: there are none. */
+    void (*write_sandboxes)(void *context, struct json_writer *out);
     struct rollouts *rollouts; /* what is under way, on the same loop; NULL: nothing is */
     void *context;
 };

@@ -55,6 +55,7 @@ struct api {
     struct map waiting; /* ids of rollouts and groups somebody waits for: struct topic */
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     void (*read_metrics)(void *context, struct api_metrics *out);
+    void (*write_sandboxes)(void *context, struct json_writer *out);
     int (*submit)(void *context, const struct api_submit *orders, size_t count,
                   struct api_receipt *receipt, struct err *err);
     int (*cancel)(void *context, const char *id, const char *why, struct err *err);
@@ -134,6 +135,7 @@ const char *api_name(struct http_exchange *exchange, struct str name, struct are
 
 api_answer api_answer_rollouts, api_answer_rollout, api_answer_submit, api_answer_cancel;
 api_answer api_answer_calls, api_answer_call, api_answer_samples, api_answer_group_samples;
+api_answer api_answer_files, api_answer_openapi;
 api_answer api_answer_groups, api_answer_group, api_answer_group_submit, api_answer_group_cancel;
 api_answer api_answer_events, api_answer_rollout_events, api_answer_group_events;
 api_answer api_answer_policy, api_answer_policy_change;

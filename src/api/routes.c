@@ -7,6 +7,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "http/http.h"
+#include "store/store.h"
 
 #define PARAMETER_MAX 256
 
@@ -68,6 +69,43 @@ static void answer_version(struct api *api, struct http_exchange *exchange, stru
                       STR("{\"name\":\"postern\",\"version\":\"" POSTERN_VERSION "\"}"));
 }
 
+static void answer_detail(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    struct rollout_counts counts = {0};
+    struct store_counts store;
+    store_counts(api->store, &store);
+    bool draining = !api->rollouts || rollouts_draining(api->rollouts);
+    if (api->rollouts)
+        counts = rollouts_counts(api->rollouts);
+    json_begin_object(&out);
+    json_set_text(&out, "status", store.failed ? "failing" : draining ? "draining" : "ok");
+    json_set_int(&out, "queued", (long long)counts.queued);
+    json_set_int(&out, "running", (long long)counts.running);
+    json_set_int(&out, "finished", (long long)counts.finished);
+    json_set_bool(&out, "journal_failed", store.failed);
+    json_set_int(&out, "journal_queued_bytes", (long long)store.queued_bytes);
+    json_end_object(&out);
+    http_respond_json(exchange, store.failed || draining ? 503 : 200, buf_str(&body));
+}
+
+static void answer_sandboxes(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    json_begin_object(&out);
+    json_key(&out, "lanes");
+    json_begin_array(&out);
+    if (api->write_sandboxes)
+        api->write_sandboxes(api->context, &out);
+    json_end_array(&out);
+    json_end_object(&out);
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
 static void answer_metrics(struct api *api, struct http_exchange *exchange, struct str name)
 {
     (void)name;
@@ -119,6 +157,9 @@ static const struct api_parameter lease_parameters[] = {
 
 const struct api_route api_routes[] = {
     {"GET", "/health", true, answer_health, "A constant, without a token", 200, "Status"},
+    {"GET", "/v1/health", false, answer_detail, "How it fares; 503 while it drains or the journal fails", 200, "Health"},
+    {"GET", "/v1/openapi.json", false, api_answer_openapi, "This description", 200, "OpenApi"},
+    {"GET", "/v1/sandboxes", false, answer_sandboxes, "Sandboxes, by lane and backend", 200, "Sandboxes"},
     {"GET", "/metrics", false, answer_metrics, "Numbers in the Prometheus text format", 200, "text/plain"},
     {"GET", "/v1/version", false, answer_version, "Name and version", 200, "Version"},
 
@@ -128,6 +169,8 @@ const struct api_route api_routes[] = {
     {"DELETE", "/v1/rollouts/{id}", false, api_answer_cancel, "Cancel a rollout; its result still comes", 202, "Status"},
     {"GET", "/v1/rollouts/{id}/calls", false, api_answer_calls, "Its model calls", 200, "Calls"},
     {"GET", "/v1/rollouts/{id}/samples", false, api_answer_samples, "Its training rows, when it is over", 200, "application/x-ndjson", sample_parameters},
+    {"GET", "/v1/rollouts/{id}/files", false, api_answer_files, "What its folder holds", 200, "Files"},
+    {"GET", "/v1/rollouts/{id}/files/{path...}", false, api_answer_files, "A file of its folder, or a directory's list", 200, "application/octet-stream"},
     {"GET", "/v1/rollouts/{id}/events", false, api_answer_rollout_events, "What happens in it, as it happens", 200, "text/event-stream", event_parameters},
     {"GET", "/v1/calls/{id}", false, api_answer_call, "One model call, with its tokens", 200, "Call"},
 

@@ -73,6 +73,20 @@ static void add_sandboxes(struct machine *machine, struct api_metrics *out)
     }
 }
 
+static void write_sandboxes(void *context, struct json_writer *out)
+{
+    struct serve *serve = context;
+    struct machine *machine = serve->machine;
+    for (size_t i = 0; i < machine->room_count && !machine->closing; i++) {
+        struct lane_count count = {.room = &machine->rooms[i]};
+        if (!count.room->sandboxes)
+            continue;
+        loop_call(count.room->loop, ask_lane, &count);
+        json_put_raw(out, buf_str(&count.text));
+        buf_deinit(&count.text);
+    }
+}
+
 static void read_metrics(void *context, struct api_metrics *out)
 {
     static uint64_t by_fate[TRACE_FATES];
@@ -220,6 +234,7 @@ static int open_api(struct serve *serve, const struct config *config, struct err
         .keepalive_ms = (uint32_t)config->listen_keepalive_ms,
         .write_live = write_live,
         .read_metrics = read_metrics,
+        .write_sandboxes = write_sandboxes,
         .submit = submit,
         .cancel = cancel,
         .rollouts = serve->machine->rollouts,
