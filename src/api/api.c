@@ -215,6 +215,7 @@ static void api_free(struct api *api)
         explicit_bzero(api->token, strlen(api->token));
     api_keys_free(api);
     api_events_free(api->events);
+    api_callbacks_free(api->callbacks);
     free(api->token);
     free(api->token_file);
     free(api->home);
@@ -256,6 +257,7 @@ static void on_event(void *context, const struct rollout_event *event)
 {
     struct api *api = context;
     api_events_event(api->events, event);
+    api_callbacks_event(api->callbacks, event);
     api_wait_event(api, event);
 }
 
@@ -284,6 +286,8 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
                           ? mem_dup(options->token_file)
                           : mem_format("%s/token", options->home);
     api->events = api_events_new(api, options->event_bytes_max, options->keepalive_ms);
+    api->callbacks = api_callbacks_new(api, options->callback_allow, options->callback_tries_max,
+                                       options->callback_pause_ms);
     api->write_live = options->write_live;
     api->read_metrics = options->read_metrics;
     api->write_sandboxes = options->write_sandboxes;
@@ -310,6 +314,7 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
         rollouts_watch(api->rollouts, &api->watch);
     }
     api_policy_load(api);
+    api_callbacks_begin(api->callbacks);
     return api;
 }
 

@@ -77,6 +77,9 @@ struct api_options {
     size_t connections_max; /* 0: 1000 */
     size_t event_bytes_max; /* 0: 16 MiB: what is remembered of what happened */
     uint32_t keepalive_ms;  /* 0: 15 s: between signs of life on a stream of events */
+    const char *callback_allow;  /* prefixes of URLs, separated by commas; NULL or "": loopback */
+    uint32_t callback_tries_max; /* 0: 12 */
+    uint32_t callback_pause_ms;  /* 0: 1 s: before the second try; doubled each time */
     /* One object for a rollout that is under way; false: not known. May be NULL. */
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     /* Fills in what it knows; the rest stays 0. May be NULL. */

@@ -52,6 +52,7 @@ struct api {
     bool gone;               /* freed with the last of them */
     struct map pending_keys; /* of submissions that are not in the index yet */
     struct api_events *events;
+    struct api_callbacks *callbacks;
     struct map waiting; /* ids of rollouts and groups somebody waits for: struct topic */
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     void (*read_metrics)(void *context, struct api_metrics *out);
@@ -177,6 +178,16 @@ struct api_events *api_events_new(struct api *api, size_t bytes_max, uint32_t ke
 void api_events_event(struct api_events *events, const struct rollout_event *event);
 void api_events_close(struct api_events *events); /* every stream ends */
 void api_events_free(struct api_events *events);
+
+/* ---------------------------------------------------------------- callbacks.c */
+#define API_SECRET_PREFIX "CALLBACK_SECRET"
+struct api_callbacks *api_callbacks_new(struct api *api, const char *allow, uint32_t tries_max,
+                                        uint32_t pause_ms);
+void api_callbacks_begin(struct api_callbacks *callbacks); /* with what is pending */
+/* May a rollout have this callback? err->field is below "callback". */
+int api_callback_check(struct api *api, struct json callback, struct arena *arena, struct err *err);
+void api_callbacks_event(struct api_callbacks *callbacks, const struct rollout_event *event);
+void api_callbacks_free(struct api_callbacks *callbacks);
 
 /* ---------------------------------------------------------------- gate.c, gate_socket.c */
 bool api_has_gate(struct api *api, struct http_exchange *exchange); /* false: answered */

@@ -67,6 +67,8 @@ static const struct api_field fields[] = {
      "Who waited longer for a start is cancelled, reason queue_timeout."},
     {"policy_version", API_NUMBER, AT(to.policy_version), 0, INT64_MAX, false,
      "The version it is meant for: staleness counts from here instead of from the start."},
+    {"callback", API_OBJECT, AT(callback), 0, 0, false,
+     "{url, secret_env?}: the result is posted there when it is over."},
     {"key", API_TEXT, AT(to.key), 0, KEY_BYTES_MAX, false,
      "The same key and the same body again give the same answer, not another rollout."},
     {"group", API_TEXT, AT(to.group), 0, ID_MAX - 1, false,
@@ -87,8 +89,8 @@ static int read_key(const char *key, struct err *err)
     return err_at(err, "key");
 }
 
-static int read_order(struct json root, bool group, struct arena *arena, struct order *order,
-                      struct err *err)
+static int read_order(struct api *api, struct json root, bool group, struct arena *arena,
+                      struct order *order, struct err *err)
 {
     const struct api_body *body = group ? &api_group_body : &api_submit_body;
     struct api_submit *to = &order->to;
@@ -116,8 +118,11 @@ static int read_order(struct json root, bool group, struct arena *arena, struct 
         to->tools = json_raw(order->tools);
     if (json_exists(order->sampling))
         to->sampling = json_raw(order->sampling);
-    if (json_exists(order->callback))
+    if (json_exists(order->callback)) {
+        if (api_callback_check(api, order->callback, arena, err) < 0)
+            return -1;
         to->callback = arena_text(arena, json_raw(order->callback));
+    }
     if (to->key) {
         char *hash = arena_alloc(arena, API_HASH_MAX);
         api_hash(root, hash);
@@ -264,7 +269,8 @@ static int read_all(struct submission *submission, struct json root, struct aren
     submission->places = arena_alloc(arena, count * sizeof *submission->places);
     struct json_item item = submission->many ? json_first(root) : (struct json_item){.value = root};
     for (; at < count; at++, item = json_following(item)) {
-        if (read_order(item.value, submission->group, arena, &submission->orders[at], err) < 0 ||
+        if (read_order(submission->api, item.value, submission->group, arena,
+                       &submission->orders[at], err) < 0 ||
             look_up(submission, at, err) < 0)
             return submission->many ? err_below(err, "%zu", at) : -1;
         if (submission->known[at].id[0])

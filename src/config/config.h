@@ -46,6 +46,10 @@ struct config {
     int64_t listen_keepalive_ms;
     int64_t listen_drain_ms;
 
+    const char *callback_allow;
+    int64_t callback_tries_max;
+    int64_t callback_pause_ms;
+
     int64_t log_level; /* enum log_level */
     bool log_json;
 
