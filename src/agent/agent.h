@@ -158,8 +158,9 @@ struct agent_start {
     const char *user;       /* NULL: as the spec says, else the ordinary user */
     const char *const *env; /* added last; NULL: none */
     uint32_t timeout_ms;
-    uint32_t turns_max; /* 0: not said */
-    bool tools;         /* there is an MCP server on the inlet */
+    uint32_t turns_max;    /* 0: not said */
+    bool skip_permissions; /* the agent shall not ask itself whether it may; {skip_permissions} */
+    bool tools;            /* there is an MCP server on the inlet */
     /* What the user says after each answer, NULL-terminated; NULL: nothing. Only for agents that
      * take turns. */
     const char *const *turns;

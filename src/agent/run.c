@@ -429,6 +429,8 @@ static struct agent_run *run_new(struct agent_spec *spec, struct sandbox *sandbo
         value[AGENT_VAR_MCP_NAME] = AGENT_MCP_SERVER;
     }
     value[AGENT_VAR_WORKDIR] = keep(run, start->workdir);
+    if (start->skip_permissions)
+        value[AGENT_VAR_SKIP_PERMISSIONS] = "true";
     if (start->turns_max)
         value[AGENT_VAR_TURNS_MAX] = arena_format(&run->arena, "%u", start->turns_max);
     make_argv(run);

@@ -23,6 +23,7 @@ const char *const agent_variable_names[AGENT_VARS + 1] = {
     [AGENT_VAR_KEY] = "key",
     [AGENT_VAR_WORKDIR] = "workdir",
     [AGENT_VAR_TURNS_MAX] = "turns_max",
+    [AGENT_VAR_SKIP_PERMISSIONS] = "skip_permissions",
     [AGENT_VAR_HOME] = "home",
     [AGENT_VAR_BUNDLE] = "bundle",
     [AGENT_VAR_VERSION] = "version",

@@ -40,6 +40,7 @@ struct api_submit {
     struct str inline_task; /* ... or the task itself, as JSON */
     const char *model, *mode, *group, *run, *backend;
     long long index, turns_max, wall_ms_max;
+    bool skip_permissions;
     long long memory_bytes_max, disk_bytes_max, pids_max, cpu_millis;
     long long priority, queue_ms_max;
     long long policy_version; /* -1: not said */

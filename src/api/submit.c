@@ -47,6 +47,8 @@ static const struct api_field fields[] = {
     {"backend", API_TEXT, AT(to.backend), 0, NAME_BYTES_MAX, false,
      "Where the sandbox comes from."},
     {"turns_max", API_NUMBER, AT(to.turns_max), 1, UINT32_MAX, false, "Calls of the conversation."},
+    {"skip_permissions", API_BOOL, AT(to.skip_permissions), 0, 0, false,
+     "true: the agent's own permission checks are switched off, where its spec says how."},
     {"wall_ms_max", API_NUMBER, AT(to.wall_ms_max), 1, WALL_MS_MAX, false, "Of the agent."},
     {"memory_bytes_max", API_NUMBER, AT(to.memory_bytes_max), 16ll << 20, 64ll << 40, false,
      "Of the sandbox."},

@@ -12,7 +12,7 @@ struct run_flags {
     const char *agent, *model, *mode, *sampling, *label, *root, *key_env;
     struct flag_list tasks;
     uint32_t each, timeout_ms, turns_max;
-    bool json, offline, exact_prefix;
+    bool skip_permissions, json, offline, exact_prefix;
 };
 
 #define AT(field) offsetof(struct run_flags, field)
@@ -30,6 +30,7 @@ static const struct flag flags[] = {
     {"timeout",   0,   FLAG_DURATION, AT(timeout_ms), NULL, "TIME", "for the agent; default: as the task says"},
     {"turns",     0,   FLAG_COUNT,    AT(turns_max),  NULL, "N", "turns an agent may take"},
     {"offline",   0,   FLAG_BOOLEAN,  AT(offline),    NULL, NULL, "run tasks that ask for a network without one"},
+    {"skip-permissions", 0, FLAG_BOOLEAN, AT(skip_permissions), NULL, NULL, "switch off the agent's own permission checks, where its spec says how"},
     {"backend",   0,   FLAG_SETTING,  0, "sandbox.backend",   "NAME", "where sandboxes come from"},
     {"root",      0,   FLAG_TEXT,     AT(root),       NULL, "ROOT", "host, dir:/path or image:NAME"},
     {"isolation", 0,   FLAG_SETTING,  0, "sandbox.isolation", "LEVEL", "full (default), no-limits, no-seccomp"},
@@ -68,6 +69,7 @@ static int run(struct cli *cli)
         .each = own.each,
         .wall_ms_max = own.timeout_ms,
         .turns_max = own.turns_max,
+        .skip_permissions = own.skip_permissions,
         .offline = own.offline,
     };
     enum progress_form form = own.json                ? PROGRESS_JSON

@@ -50,6 +50,7 @@ struct plan {
     int isolation;
     uint32_t index;
     uint32_t wall_ms_max, setup_ms_max, verify_ms_max, turns_max;
+    bool skip_permissions;
     struct str tools; /* STR_NONE: none */
     struct gateway_tools_facts tool_facts;
     const char *home, *builder, *build_flags; /* for images of tasks */

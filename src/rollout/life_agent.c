@@ -421,6 +421,7 @@ static int how_to_start(struct life *life, struct agent_start *start)
         .env = env,
         .timeout_ms = life_wall_ms(life),
         .turns_max = plan->turns_max,
+        .skip_permissions = plan->skip_permissions,
         .tools = plan->tool_facts.functions,
     };
     return 0;

@@ -27,10 +27,13 @@ static const struct {
     const char *name;
     size_t at, size;
 } numbers[] = {
-    NUMBER(isolation),      NUMBER(index),        NUMBER(wall_ms_max),      NUMBER(turns_max),
-    NUMBER(realign_max),    NUMBER(exact_prefix), NUMBER(memory_bytes_max), NUMBER(disk_bytes_max),
-    NUMBER(pids_max),       NUMBER(cpu_millis),   NUMBER(priority),         NUMBER(queue_ms_max),
-    NUMBER(policy_version),
+    NUMBER(isolation),        NUMBER(index),
+    NUMBER(wall_ms_max),      NUMBER(turns_max),
+    NUMBER(realign_max),      NUMBER(exact_prefix),
+    NUMBER(memory_bytes_max), NUMBER(disk_bytes_max),
+    NUMBER(pids_max),         NUMBER(cpu_millis),
+    NUMBER(priority),         NUMBER(queue_ms_max),
+    NUMBER(policy_version),   NUMBER(skip_permissions),
 };
 #define TEXT(name)                                                                                 \
     {                                                                                              \

@@ -68,6 +68,7 @@ struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *r
                  first_of(agent_spec_timeout_ms(request->agent), options->wall_ms_max, 1));
     plan->setup_ms_max = first_of(task->setup_ms_max, options->setup_ms_max, 1);
     plan->verify_ms_max = first_of(task->verify_ms_max, options->verify_ms_max, 1);
+    plan->skip_permissions = request->skip_permissions != 0;
     plan->turns_max = first_of(request->turns_max, task->turns_max, 0);
     plan->offline = request->offline;
     plan->home = arena_text(&plan->arena, str_of(options->home));

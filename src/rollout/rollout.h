@@ -142,8 +142,9 @@ struct rollout_request {
     uint32_t index;          /* which of its siblings, from 0; the scripted model may look at it */
     uint32_t wall_ms_max;    /* of the agent; 0: the spec's, the task's or the configured one */
     uint32_t turns_max;      /* 0: the task's, else none */
-    uint32_t exact_prefix;   /* 1: prompts go on from sampled tokens, where that can be had */
-    uint32_t realign_max;    /* tokens a row of samples may bridge; 0: none, every row is exact */
+    uint32_t skip_permissions; /* 1: the agent's own permission checks are switched off */
+    uint32_t exact_prefix;     /* 1: prompts go on from sampled tokens, where that can be had */
+    uint32_t realign_max;      /* tokens a row of samples may bridge; 0: none, every row is exact */
     struct str sampling; /* imposed in mode proxy, as gateway_sampling_read() takes it; STR_NONE */
     struct str tools;    /* that the trainer runs, as gateway_tools_check() takes them; STR_NONE */
     bool offline;        /* a task that asks for a network runs without */

@@ -197,6 +197,7 @@ static int submit_one(struct batch *batch, struct row *row, struct err *err)
         .index = number,
         .wall_ms_max = asked->wall_ms_max,
         .turns_max = asked->turns_max,
+        .skip_permissions = asked->skip_permissions,
         .offline = asked->offline || config->rollout_offline,
         .exact_prefix = asked->exact_prefix,
         .sampling = asked->sampling ? str_of(asked->sampling) : STR_NONE,

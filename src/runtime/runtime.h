@@ -35,8 +35,9 @@ struct runtime_batch {
     uint32_t each;        /* rollouts per task */
     uint32_t wall_ms_max; /* 0: as the task says */
     uint32_t turns_max;
-    bool exact_prefix;    /* struct rollout_request */
-    bool offline; /* tasks that ask for a network run without */
+    bool exact_prefix;     /* struct rollout_request */
+    bool skip_permissions; /* the agent's own permission checks are switched off */
+    bool offline;          /* tasks that ask for a network run without */
 };
 /* What happens to a batch, for whoever shows it. All calls come on the calling thread, from inside
  * runtime_run(). */

@@ -309,6 +309,7 @@ static int make_request(struct submitter *submitter, const struct api_submit *or
         .index = (uint32_t)order->index,
         .wall_ms_max = (uint32_t)order->wall_ms_max,
         .turns_max = (uint32_t)order->turns_max,
+        .skip_permissions = order->skip_permissions,
         .memory_bytes_max = (uint64_t)order->memory_bytes_max,
         .disk_bytes_max = (uint64_t)order->disk_bytes_max,
         .pids_max = (uint32_t)order->pids_max,

@@ -145,6 +145,13 @@ def tail_of(postern, result):
     return (postern.home / "rollouts" / result["rollout_id"] / "agent.log").read_text(errors="replace")[-3000:]
 
 
+def test_no_shipped_spec_switches_permission_checks_off_unasked():
+    for path in (lib.REPOSITORY / "agents").glob("*.toml"):
+        argv = [text for text in tomllib.loads(path.read_text()).get("run", {}).get("argv", [])]
+        for flag in ("-y", "--yolo", "--dangerously-skip-permissions", "--dangerously-bypass-approvals-and-sandbox"):
+            assert flag not in argv, path
+
+
 @pytest.mark.parametrize("path", sorted((lib.REPOSITORY / "agents").glob("*.toml")), ids=lambda path: path.stem)
 def test_a_spec_is_fine_and_fits_the_schema(bare_postern, path):
     done = bare_postern("agents", "check", str(path))
