@@ -12,7 +12,8 @@ void answer_deinit(struct answer_builder *builder)
     struct buf *fields[] = {&builder->id,         &builder->model,   &builder->text,
                             &builder->reasoning,  &builder->refusal, &builder->finish_text,
                             &builder->prompt_ids, &builder->ids,     &builder->logprob_ids,
-                            &builder->logprobs,   &builder->opaque,  &builder->thought};
+                            &builder->logprobs,   &builder->opaque,  &builder->thought,
+                            &builder->versions};
     for (size_t i = 0; i < COUNT(fields); i++)
         buf_deinit(fields[i]);
     for (size_t i = 0; i < builder->call_count; i++) {
@@ -219,5 +220,9 @@ void answer_build(const struct answer_builder *builder, struct arena *arena,
     if (builder->has_logprobs) {
         out->tokens.logprobs = keep_array(&builder->logprobs, arena);
         out->tokens.logprob_count = builder->logprobs.size / sizeof(float);
+    }
+    if (builder->versions.size) {
+        out->versions = keep_array(&builder->versions, arena);
+        out->version_count = builder->versions.size / sizeof *out->versions;
     }
 }

@@ -36,6 +36,7 @@ struct answer_builder {
     struct buf ids;         /* as the engine listed them */
     struct buf logprob_ids; /* as found in log-probability entries */
     struct buf logprobs;    /* float each */
+    struct buf versions;    /* struct trace_version_span each */
     bool has_prompt_ids, has_ids, has_logprobs;
     void (*on_delta)(void *context, const struct trace_delta *delta);
     void *context;

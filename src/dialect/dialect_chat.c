@@ -97,6 +97,26 @@ static int take_meta_info(struct answer_builder *builder, struct json meta, stru
     return 0;
 }
 
+/* Ours: who samples with changing weights says which version made which tokens, all at once or with
+ * each piece. */
+static void take_versions(struct answer_builder *builder, struct json from, size_t before,
+                          size_t after)
+{
+    struct trace_version_span span = {(int64_t)before, (int64_t)after, 0};
+    long long version, start, end;
+    if (json_int(json_get(from, "policy_version"), &version) && after > before) {
+        span.version = version;
+        buf_append(&builder->versions, &span, sizeof span);
+    }
+    JSON_EACH (item, json_get(from, "policy_versions")) {
+        if (!json_int(json_at(item.value, 0), &start) || !json_int(json_at(item.value, 1), &end) ||
+            !json_int(json_at(item.value, 2), &version) || start < 0 || end <= start)
+            continue;
+        span = (struct trace_version_span){start, end, version};
+        buf_append(&builder->versions, &span, sizeof span);
+    }
+}
+
 static int take_tokens(struct answer_builder *builder, struct json root, struct json choice,
                        struct arena *scratch, struct err *err)
 {
@@ -106,8 +126,10 @@ static int take_tokens(struct answer_builder *builder, struct json root, struct 
     if (!builder->has_prompt_ids &&
         take_ids(prompt, &builder->prompt_ids, &builder->has_prompt_ids, err) < 0)
         return -1;
+    size_t before = builder->ids.size / sizeof(int32_t);
     if (take_ids(json_get(choice, "token_ids"), &builder->ids, &builder->has_ids, err) < 0)
         return -1;
+    take_versions(builder, choice, before, builder->ids.size / sizeof(int32_t));
     take_logprobs(builder, json_get(choice, "logprobs"), scratch);
     return take_meta_info(builder, json_get(choice, "meta_info"), err);
 }

@@ -355,6 +355,41 @@ static void write_usage(const struct parts *parts, struct json_writer *out)
     }
 }
 
+/* Which version of the weights made which tokens, on the choice or beside it. */
+static struct json find_versions(const struct parts *parts, const char *name)
+{
+    struct json value = json_get(parts->choice, name);
+    return json_exists(value) ? value : json_get(parts->root, name);
+}
+
+static int check_versions(const struct parts *parts, struct err *err)
+{
+    struct json spans = find_versions(parts, "policy_versions");
+    struct json one = find_versions(parts, "policy_version");
+    long long from, to, version;
+    if (!is_nothing(one) && !json_int(one, &version))
+        return err_set(err, ERR_INPUT, "'policy_version' is a whole number");
+    if (!is_nothing(spans) && json_type(spans) != JSON_ARRAY)
+        return err_set(err, ERR_INPUT, "'policy_versions' is an array of [from, to, version]");
+    JSON_EACH (item, spans)
+        if (json_size(item.value) != 3 || !json_int(json_at(item.value, 0), &from) ||
+            !json_int(json_at(item.value, 1), &to) || !json_int(json_at(item.value, 2), &version) ||
+            from < 0 || to <= from)
+            return err_set(err, ERR_INPUT,
+                           "'policy_versions' is an array of [from, to, version], from before to");
+    return 0;
+}
+
+static void write_versions(const struct parts *parts, struct json_writer *out)
+{
+    static const char *const names[] = {"policy_version", "policy_versions"};
+    for (size_t i = 0; i < COUNT(names); i++) {
+        struct json value = find_versions(parts, names[i]);
+        if (!is_nothing(value))
+            json_set_raw(out, names[i], json_raw(value));
+    }
+}
+
 static void write_head(const struct parts *parts, struct json_writer *out)
 {
     static const char *const kept[] = {"id", "model"};
@@ -375,7 +410,7 @@ static int write_parts(const struct parts *parts, struct buf *to, struct err *er
         prompt = find_pairs(parts, "input_token_logprobs");
     struct token_list logprobs = find_logprobs(parts);
     if (check_list(&ids, true, err) < 0 || check_list(&prompt, true, err) < 0 ||
-        check_list(&logprobs, false, err) < 0)
+        check_list(&logprobs, false, err) < 0 || check_versions(parts, err) < 0)
         return -1;
     bool usual =
         (!ids.kind || (ids.kind == LIST_PLAIN && ids.name == id_names[0] &&
@@ -383,6 +418,8 @@ static int write_parts(const struct parts *parts, struct buf *to, struct err *er
         (!prompt.kind || (prompt.kind == LIST_PLAIN && prompt.name == prompt_names[0])) &&
         (!logprobs.kind || (logprobs.kind == LIST_ENTRIES &&
                             is_array(json_get(json_get(parts->choice, "logprobs"), "content"))));
+    usual = usual && !json_exists(json_get(parts->root, "policy_version")) &&
+            !json_exists(json_get(parts->root, "policy_versions"));
     if (parts->plain && usual && !json_exists(parts->meta)) {
         buf_str_append(to, json_raw(parts->root));
         return 0;
@@ -398,6 +435,7 @@ static int write_parts(const struct parts *parts, struct buf *to, struct err *er
     write_message(parts, &out);
     write_logprobs(&logprobs, &out);
     write_ids("token_ids", &ids, &out);
+    write_versions(parts, &out);
     if (!is_nothing(parts->finish))
         json_set_raw(&out, "finish_reason", json_raw(parts->finish));
     else if (parts->whole)

@@ -121,6 +121,24 @@ static const float *read_logprobs(struct samples *samples, struct json list, siz
     return logprobs;
 }
 
+/* Spans outside of the completion are left out. */
+static void read_versions(struct samples *samples, struct turn *turn, struct json list)
+{
+    struct trace_version_span *spans =
+        arena_alloc(&samples->arena, json_size(list) * sizeof *spans + 1);
+    if (!spans)
+        return;
+    JSON_EACH (item, list) {
+        long long from, to, version;
+        if (!json_int(json_at(item.value, 0), &from) || !json_int(json_at(item.value, 1), &to) ||
+            !json_int(json_at(item.value, 2), &version) || from < 0 || to <= from ||
+            (size_t)to > turn->id_count)
+            continue;
+        spans[turn->version_count++] = (struct trace_version_span){from, to, version};
+    }
+    turn->versions = spans;
+}
+
 static void refuse_tokens(struct samples *samples, struct turn *turn, const char *text)
 {
     turn->tokens = false;
@@ -142,6 +160,7 @@ static void read_tokens(struct samples *samples, struct turn *turn, struct json 
     turn->ids = read_ids(samples, ids, &turn->id_count, &bad_ids);
     turn->logprobs = read_logprobs(samples, logprobs, &logprob_count, &bad_logprobs);
     turn->prompt_count = rest_count;
+    read_versions(samples, turn, json_get(answer, "policy_versions"));
     if (shared > 0) {
         if (stored_on == NONE || (size_t)shared > turn_end(&samples->turns[stored_on])) {
             turn->prompt_count = turn->id_count = 0;

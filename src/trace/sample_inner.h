@@ -87,6 +87,8 @@ struct turn {
     const int32_t *ids;
     const float *logprobs;
     size_t id_count;
+    const struct trace_version_span *versions; /* within the completion; none: policy_version */
+    size_t version_count;
     /* where the row goes on */
     enum sample_continuity continuity;
     uint32_t base; /* the turn whose row it continues; NONE: it begins one */

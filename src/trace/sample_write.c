@@ -169,6 +169,15 @@ static void set_turns(const struct samples *samples, const struct layout *layout
     json_end_array(out);
 }
 
+static void put_version(struct json_writer *out, size_t from, size_t to, int64_t version)
+{
+    json_begin_array(out);
+    json_put_int(out, (long long)from);
+    json_put_int(out, (long long)to);
+    json_put_int(out, version);
+    json_end_array(out);
+}
+
 static void set_versions(const struct samples *samples, const struct layout *layout,
                          struct json_writer *out)
 {
@@ -177,13 +186,13 @@ static void set_versions(const struct samples *samples, const struct layout *lay
     for (size_t i = 0; i < layout->turn_count; i++) {
         const struct placed *place = &layout->turns[i];
         const struct turn *turn = &samples->turns[place->turn];
-        if (!turn->has_policy)
-            continue;
-        json_begin_array(out);
-        json_put_int(out, (long long)place->completion);
-        json_put_int(out, (long long)place->end);
-        json_put_int(out, turn->policy_version);
-        json_end_array(out);
+        for (size_t k = 0; k < turn->version_count; k++) {
+            const struct trace_version_span *span = &turn->versions[k];
+            put_version(out, place->completion + (size_t)span->from,
+                        place->completion + (size_t)span->to, span->version);
+        }
+        if (!turn->version_count && turn->has_policy)
+            put_version(out, place->completion, place->end, turn->policy_version);
     }
     json_end_array(out);
 }
@@ -343,6 +352,15 @@ struct sums {
     int64_t policy_min, policy_max;
 };
 
+static void add_version(struct sums *sums, int64_t version)
+{
+    if (!sums->has_policy || version < sums->policy_min)
+        sums->policy_min = version;
+    if (!sums->has_policy || version > sums->policy_max)
+        sums->policy_max = version;
+    sums->has_policy = true;
+}
+
 static void add_turn(struct sums *sums, const struct turn *turn)
 {
     sums->excluded[turn->excluded]++;
@@ -358,13 +376,10 @@ static void add_turn(struct sums *sums, const struct turn *turn)
     sums->continuity[turn->continuity]++;
     if (turn->continuity != SAMPLE_CLEAN && !sums->first)
         sums->first = turn;
-    if (!turn->has_policy)
-        return;
-    if (!sums->has_policy || turn->policy_version < sums->policy_min)
-        sums->policy_min = turn->policy_version;
-    if (!sums->has_policy || turn->policy_version > sums->policy_max)
-        sums->policy_max = turn->policy_version;
-    sums->has_policy = true;
+    for (size_t i = 0; i < turn->version_count; i++)
+        add_version(sums, turn->versions[i].version);
+    if (!turn->version_count && turn->has_policy)
+        add_version(sums, turn->policy_version);
 }
 
 static void set_branches(const struct samples *samples, struct json_writer *out)

@@ -80,6 +80,11 @@ struct trace_usage {
     int64_t cached_tokens, reasoning_tokens; /* parts of the two above; -1: not said */
 };
 
+/* Which version of the weights sampled tokens [from, to) of a completion. */
+struct trace_version_span {
+    int64_t from, to, version;
+};
+
 /* Ids and log-probabilities as the engine gave them. Either may be missing; complete when the
  * counts agree. */
 struct trace_tokens {
@@ -133,8 +138,10 @@ struct trace_answer {
     struct trace_usage usage;
     const int32_t *prompt_ids;
     size_t prompt_id_count;
-    struct trace_tokens tokens; /* of the completion */
-    struct str tokens_note;     /* why they are not complete, where they should be; STR_NONE */
+    struct trace_tokens tokens;                /* of the completion */
+    const struct trace_version_span *versions; /* when whoever sampled said so */
+    size_t version_count;
+    struct str tokens_note; /* why they are not complete, where they should be; STR_NONE */
 };
 
 /* A piece of an answer while it is being made. */

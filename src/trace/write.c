@@ -218,6 +218,18 @@ void trace_answer_write(const struct trace_answer *answer, struct json_writer *o
         write_ids(answer->prompt_ids, answer->prompt_id_count, out);
     }
     set_tokens(&answer->tokens, out);
+    if (answer->version_count) {
+        json_key(out, "policy_versions");
+        json_begin_array(out);
+        for (size_t i = 0; i < answer->version_count; i++) {
+            json_begin_array(out);
+            json_put_int(out, answer->versions[i].from);
+            json_put_int(out, answer->versions[i].to);
+            json_put_int(out, answer->versions[i].version);
+            json_end_array(out);
+        }
+        json_end_array(out);
+    }
     set_optional(out, "tokens_note", answer->tokens_note);
     json_end_object(out);
 }

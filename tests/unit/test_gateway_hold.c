@@ -281,6 +281,8 @@ TEST(nonsense_is_refused_by_its_field_and_the_lease_stays)
         {"{\"content\":\"x\",\"prompt_token_ids\":[1,\"2\"]}", "'prompt_token_ids[1]'"},
         {"{\"content\":\"x\",\"completion_logprobs\":[\"a\"]}", "'completion_logprobs[0]'"},
         {"{\"content\":\"x\",\"finish_reason\":3}", "'finish_reason'"},
+        {"{\"content\":\"x\",\"policy_version\":\"new\"}", "'policy_version'"},
+        {"{\"content\":\"x\",\"policy_versions\":[[2,1,7]]}", "'policy_versions'"},
         {"{\"error\":{\"message\":\"x\"}}", "fail"},
         {"{\"content\":\"x\"", ""},
     };
@@ -345,6 +347,110 @@ TEST(tokens_are_taken_in_every_spelling)
         buf_deinit(&reply.body);
     }
     gate_world_end(&trainer);
+}
+
+/* Weights may change while an answer is made. */
+TEST(versions_of_spans_of_tokens_are_kept)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    struct err err = {0};
+    agent_ask(&world, &reply, ASK);
+    take(&trainer);
+    EXPECT_INT(give(&trainer,
+                    "{\"content\":\"x\",\"token_ids\":[5,6,7],\"completion_logprobs\":[-1,-1,-1],"
+                    "\"prompt_token_ids\":[1],\"policy_versions\":[[0,2,8],[2,3,9]]}",
+                    &err),
+               0);
+    reply_wait(&reply);
+    EXPECT(!reply_has(&reply, "policy"));
+    OWN(json_doc) struct json_doc record = {0};
+    OWN(buf) struct buf text = {0};
+    last_record(&world, &record, &text);
+    EXPECT_STR(json_raw(json_get(json_get(json_root(&record), "answer"), "policy_versions")),
+               STR("[[0,2,8],[2,3,9]]"));
+    buf_deinit(&reply.body);
+
+    /* With each piece of a stream. */
+    agent_ask(&world, &reply, ASK_STREAM);
+    take(&trainer);
+    struct gate_stream *stream = open_stream(&trainer);
+    struct gate_lines lines = {0};
+    (void)feed(
+        stream, &lines,
+        "{\"content\":\"a\",\"token_ids\":[5,6],\"policy_version\":8,\"prompt_token_ids\":[1]}\n",
+        false);
+    (void)feed(
+        stream, &lines,
+        "{\"content\":\"b\",\"token_ids\":[7],\"policy_version\":9,\"finish_reason\":\"stop\"}\n",
+        false);
+    (void)feed(stream, &lines, "", true);
+    gate_stream_end(stream);
+    gate_lines_deinit(&lines);
+    reply_wait(&reply);
+    json_doc_deinit(&record);
+    record = (struct json_doc){0};
+    last_record(&world, &record, &text);
+    EXPECT_STR(json_raw(json_get(json_get(json_root(&record), "answer"), "policy_versions")),
+               STR("[[0,2,8],[2,3,9]]"));
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+/* Agents that speak otherwise than the trainer: what is new is counted in the trainer's messages.
+ */
+TEST(a_later_turn_brings_the_tokens_before_it)
+{
+    static const struct {
+        const char *path, *first, *second, *changed;
+    } agents[] = {
+        {"/v1/chat/completions",
+         "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}",
+         "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":"
+         "\"assistant\",\"content\":\"well\"},{\"role\":\"user\",\"content\":\"more\"}]}",
+         "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":"
+         "\"assistant\",\"content\":\"ill\"},{\"role\":\"user\",\"content\":\"more\"}]}"},
+        {"/v1/messages",
+         "{\"model\":\"any\",\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":"
+         "\"hello\"}]}",
+         "{\"model\":\"any\",\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":"
+         "\"hello\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"well\"}]},"
+         "{\"role\":\"user\",\"content\":\"more\"}]}",
+         "{\"model\":\"any\",\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":"
+         "\"hello\"},{\"role\":\"assistant\",\"content\":\"ill\"},{\"role\":\"user\",\"content\":"
+         "\"more\"}]}"},
+    };
+    for (size_t i = 0; i < COUNT(agents); i++) {
+        struct world world = {0};
+        struct trainer trainer = {0};
+        gate_world(&trainer, &world, (struct gateway_session_options){.exact_prefix = true});
+        const char *const bodies[] = {agents[i].first, agents[i].second, agents[i].changed};
+        for (size_t k = 0; k < COUNT(bodies); k++) {
+            struct reply reply;
+            struct err err = {0};
+            agent_ask_at(&world, &reply, agents[i].path, str_of(bodies[k]));
+            take(&trainer);
+            OWN(json_doc) struct json_doc doc = {0};
+            EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+            struct json object = json_root(&doc), ids = json_get(object, "prefix_token_ids");
+            EXPECT(json_exists(ids) == (k == 1));
+            if (k == 1) {
+                EXPECT_STR(json_raw(ids), STR("[1,2,3,5,6]"));
+                EXPECT_INT(json_int_or(json_get(object, "new_messages_from"), 0), 2);
+            }
+            EXPECT_INT(give(&trainer,
+                            "{\"content\":\"well\",\"token_ids\":[5,6],\"completion_logprobs\":[-1,"
+                            "-1],\"prompt_token_ids\":[1,2,3]}",
+                            &err),
+                       0);
+            reply_wait(&reply);
+            EXPECT_INT(reply.status, 200);
+            buf_deinit(&reply.body);
+        }
+        gate_world_end(&trainer);
+    }
 }
 
 TEST(an_error_of_the_trainer_is_shown_as_it_is)

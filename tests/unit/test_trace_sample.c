@@ -14,7 +14,7 @@
 /* A call as a line: `messages` and `answer` are JSON; ids are lists like "1,2,3", NULL: none. */
 struct line {
     const char *id, *messages, *answer, *prompt, *ids, *logprobs, *more, *request_more;
-    const char *state, *accepted, *done, *finish;
+    const char *state, *accepted, *done, *finish, *versions;
 };
 
 static int add(struct samples *samples, struct line line)
@@ -39,6 +39,8 @@ static int add(struct samples *samples, struct line line)
             buf_format(&text, ",\"token_ids\":[%s]", line.ids);
         if (line.logprobs)
             buf_format(&text, ",\"logprobs\":[%s]", line.logprobs);
+        if (line.versions)
+            buf_format(&text, ",\"policy_versions\":[%s]", line.versions);
         buf_format(&text, "}}");
     }
     int result = samples_add(samples, buf_str(&text), &err);
@@ -151,6 +153,25 @@ TEST(a_conversation_that_only_grows_is_one_clean_row)
     EXPECT_TEXT(at(&rows, 0, "reward"), "0.5");
     EXPECT_TEXT(at(&rows, 0, "group_id"), "\"g-1\"");
     EXPECT_TEXT(at(&rows, 0, "trained_count"), "3");
+}
+
+TEST(weights_that_changed_within_an_answer_are_told_span_by_span)
+{
+    OWN(samples) struct samples *samples = fresh(0);
+    OWN(rows) struct rows rows = {0};
+    add(samples, (struct line){.id = "c-1",
+                               .messages = USER("go"),
+                               .answer = SAID("a"),
+                               .prompt = "1,2",
+                               .ids = "10,11,12",
+                               .logprobs = "-1,-1,-1",
+                               .more = "\"policy_version\":7",
+                               .versions = "[0,1,7],[1,3,8],[2,9,4],[3,2,1]"});
+    rows_read(&rows, samples);
+    EXPECT_TEXT(at(&rows, 0, "policy_versions"), "[[2,3,7],[3,5,8]]");
+    OWN(buf) struct buf summary = {0};
+    samples_write_summary(samples, &(struct json_writer){.out = &summary});
+    EXPECT(strstr(buf_text(&summary), "\"policy_versions\":[7,8]") != NULL);
 }
 
 TEST(reasoning_that_a_client_drops_is_still_the_same_message)
