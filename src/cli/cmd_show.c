@@ -106,32 +106,46 @@ static void put_times(struct show *show, struct json result)
     }
 }
 
+/* How it was judged, the rewards by name, and each step's. */
+static void put_verification(struct show *show, struct json result)
+{
+    struct json how = json_get(result, "verification");
+    struct str where = json_str(json_get(how, "sandbox"), &show->arena);
+    struct str user = json_str(json_get(how, "user"), &show->arena);
+    if (!where.size)
+        return;
+    printf("%-12sin %.*s sandbox as %.*s; pristine:", "verified", STR_ARGS(where), STR_ARGS(user));
+    JSON_EACH (item, json_get(how, "pristine"))
+        printf(" %.*s", STR_ARGS(json_str(item.value, &show->arena)));
+    puts(json_size(json_get(how, "pristine")) ? "" : " nothing");
+    put_field(show, how, "note", "");
+    if (json_size(json_get(result, "rewards")) > 1)
+        JSON_EACH (item, json_get(result, "rewards")) {
+            struct str name = cli_harmless(json_str(item.key, &show->arena), &show->arena);
+            printf("%-12s%.*s = %.*s\n", "", STR_ARGS(name), STR_ARGS(json_raw(item.value)));
+        }
+    JSON_EACH (item, json_get(result, "steps")) {
+        struct str name =
+            cli_harmless(json_str(json_get(item.value, "name"), &show->arena), &show->arena);
+        printf("%-12s%.*s: %.*s, reward %.*s\n", "step", STR_ARGS(name),
+               STR_ARGS(json_str(json_get(item.value, "class"), &show->arena)),
+               STR_ARGS(json_raw(json_get(item.value, "reward"))));
+    }
+}
+
 static void put_result(struct show *show, struct json result)
 {
     static const char *const fields[][2] = {
-        {"id", "rollout"},
-        {"run", "run"},
-        {"task", "task"},
-        {"agent", "agent"},
-        {"model", "model"},
-        {"mode", "mode"},
-        {"backend", "backend"},
-        {"class", "class"},
-        {"failed_stage", "failed in"},
-        {"cause", "cause"},
-        {"reward", "reward"},
-        {"agent_exit", "agent exit"},
-        {"turns", "turns"},
-        {"calls", "calls"},
-        {"usage", "usage"},
-        {"hosts", "hosts tried"},
-        {"verify_user", "verified as"},
-        {"verify_note", "verify note"},
-        {"queued", "queued"},
-        {"done", "done"},
+        {"id", "rollout"},        {"run", "run"},       {"task", "task"},
+        {"agent", "agent"},       {"model", "model"},   {"mode", "mode"},
+        {"backend", "backend"},   {"class", "class"},   {"failed_stage", "failed in"},
+        {"cause", "cause"},       {"reward", "reward"}, {"agent_exit", "agent exit"},
+        {"turns", "turns"},       {"calls", "calls"},   {"usage", "usage"},
+        {"hosts", "hosts tried"}, {"queued", "queued"}, {"done", "done"},
     };
     for (size_t i = 0; i < COUNT(fields); i++)
         put_field(show, result, fields[i][0], fields[i][1]);
+    put_verification(show, result);
     put_commands(show, json_get(result, "setup"), "Setup");
     put_times(show, result);
 }

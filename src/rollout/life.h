@@ -30,9 +30,10 @@ struct life {
     struct trace_result result;
     struct err err; /* the first thing that went wrong */
 
-    struct sandbox *sandbox; /* the agent's */
-    struct sandbox *judge;   /* the verifier's, when it has its own */
-    struct sandbox *apart;   /* of the task's tools that run apart; NULL: none */
+    struct sandbox *sandbox;     /* the agent's */
+    struct sandbox *judge;       /* the verifier's, when it has its own */
+    const char *const *tool_env; /* of the tools; NULL: not known yet */
+    struct sandbox *apart;       /* of the task's tools that run apart; NULL: none */
     bool apart_ready;
     struct list tool_jobs;
     char layer[80];        /* the final files, as a layer; "" */

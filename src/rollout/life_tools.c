@@ -152,6 +152,16 @@ static const struct task_tool *find(const struct task *task, const char *name)
     return NULL;
 }
 
+/* Read once; a variable that cannot be had was refused when the agent was to start. */
+static const char *const *tool_env(struct life *life)
+{
+    const struct task *task = life->plan->task;
+    if (!life->tool_env &&
+        task_env_resolve(task, task->env, &life->arena, &life->tool_env, NULL, NULL) < 0)
+        life->tool_env = NULL;
+    return life->tool_env;
+}
+
 void life_on_tool(void *context, struct gateway_tool *asked, const char *name, struct str arguments)
 {
     static const char *const missing[] = {"/nowhere/no-such-tool", NULL};
@@ -168,7 +178,7 @@ void life_on_tool(void *context, struct gateway_tool *asked, const char *name, s
         return; /* the session is closing too, and ends it */
     struct sandbox_command command = {
         .argv = order ? order->command : missing,
-        .env = task->env,
+        .env = tool_env(life),
         .cwd = !order || !order->apart ? task->workdir
                : task->tools_dir       ? TASK_TOOLS
                                        : "/",

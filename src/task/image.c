@@ -58,12 +58,15 @@ struct making {
     struct list waiters;
     char *home, *builder, *flags, *build_dir, *name;
     bool own_store;
+    bool abandoned; /* nobody waits any more */
+    pid_t child;    /* the builder, a session of its own; 0: none runs */
     uint32_t ms_max;
     char *root; /* the outcome, or */
     struct err err;
 };
 struct task_image_job {
     struct list node; /* in making->waiters; unlinked: over */
+    struct making *making;
     struct loop *loop;
     char *root;
     struct err err;
@@ -289,13 +292,34 @@ static void log_tail(const char *path, char *text, size_t size)
     snprintf(text, size, "%.*s", STR_ARGS(said));
 }
 
-static int run(const struct command *command, const char *log, uint64_t deadline_ms,
-               struct arena *arena, struct err *err)
+struct maker {
+    struct making *making;
+    struct arena arena;
+    struct command builder;
+    const char *kind, *work, *log, *tag;
+    uint64_t deadline_ms;
+};
+
+/* From here on, and until it is reaped, whoever abandons the build may kill it. */
+static bool set_child(struct making *making, pid_t child)
 {
+    pthread_mutex_lock(&images.lock);
+    making->child = child;
+    bool wanted = !making->abandoned;
+    pthread_mutex_unlock(&images.lock);
+    return wanted;
+}
+
+static int run(struct maker *maker, const struct command *command, struct err *err)
+{
+    const char *log = maker->log;
+    uint64_t deadline_ms = maker->deadline_ms;
     pid_t child = -1;
     int status = 0, ready = 0;
-    if (start(command, log, builder_env(arena), &child) < 0)
+    if (start(command, log, builder_env(&maker->arena), &child) < 0)
         return err_errno(err, "starting %s", command->words[0]);
+    if (!set_child(maker->making, child))
+        (void)kill(-child, SIGKILL);
     OWN(fd) int watch = pidfd_open(child, 0);
     struct pollfd poll_fd = {.fd = watch, .events = POLLIN};
     do {
@@ -304,6 +328,7 @@ static int run(const struct command *command, const char *log, uint64_t deadline
     } while (ready < 0 && errno == EINTR);
     if (ready <= 0)
         (void)kill(-child, SIGKILL);
+    (void)set_child(maker->making, 0);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
@@ -317,14 +342,6 @@ static int run(const struct command *command, const char *log, uint64_t deadline
 }
 
 /* ---------------------------------------------------------------- making one */
-struct maker {
-    struct making *making;
-    struct arena arena;
-    struct command builder;
-    const char *kind, *work, *log, *tag;
-    uint64_t deadline_ms;
-};
-
 static int build(struct maker *maker, struct err *err)
 {
     const struct making *making = maker->making;
@@ -335,7 +352,7 @@ static int build(struct maker *maker, struct err *err)
         add(&command, "-t");
         add(&command, maker->tag);
         add(&command, making->build_dir);
-        return run(&command, maker->log, maker->deadline_ms, &maker->arena, err);
+        return run(maker, &command, err);
     }
     /* What the builder has already need not be fetched. */
     add(&command, strcmp(maker->kind, "buildah") == 0 ? "inspect" : "image");
@@ -346,12 +363,12 @@ static int build(struct maker *maker, struct err *err)
         add(&command, "inspect");
     }
     add(&command, making->name);
-    if (run(&command, maker->log, maker->deadline_ms, &maker->arena, NULL) == 0)
+    if (run(maker, &command, NULL) == 0)
         return 0;
     command = maker->builder;
     add(&command, "pull");
     add(&command, making->name);
-    return run(&command, maker->log, maker->deadline_ms, &maker->arena, err);
+    return run(maker, &command, err);
 }
 
 static int save(struct maker *maker, const char *archive, struct err *err)
@@ -371,7 +388,7 @@ static int save(struct maker *maker, const char *archive, struct err *err)
         add(&command, archive);
         add(&command, maker->tag);
     }
-    return run(&command, maker->log, maker->deadline_ms, &maker->arena, err);
+    return run(maker, &command, err);
 }
 
 static int make(struct maker *maker, const char *image, const char *images_dir, struct err *err)
@@ -492,7 +509,7 @@ static void *maker_thread(void *argument)
     images.building--;
     pthread_cond_signal(&images.free_place);
     list_remove(&making->node);
-    if (!making->root)
+    if (!making->root && !making->abandoned)
         remember_failure(making);
     while (!list_empty(&making->waiters)) {
         struct task_image_job *job = LIST_OF(making->waiters.next, struct task_image_job, node);
@@ -537,7 +554,7 @@ static struct making *find_making(const char *key)
 {
     LIST_EACH (at, &images.all) {
         struct making *making = LIST_OF(at, struct making, node);
-        if (strcmp(making->key, key) == 0)
+        if (!making->abandoned && strcmp(making->key, key) == 0)
             return making;
     }
     return NULL;
@@ -559,6 +576,18 @@ static struct making *making_new(const struct task_image *image,
     return making;
 }
 
+/* Two wishes for the same. A Dockerfile that was changed is another one, also after a failure. */
+static char *key_of(const struct task_image *image, const struct task_image_options *options)
+{
+    struct stat facts = {0};
+    if (!image->build_dir)
+        return mem_format("%s\n%d\n%s", options->home, options->own_store, image->name);
+    OWN(mem) char *path = mem_format("%s/Dockerfile", image->build_dir);
+    (void)stat(path, &facts);
+    return mem_format("%s\n%d\n%s\n%lld.%ld", options->home, options->own_store, image->build_dir,
+                      (long long)facts.st_mtim.tv_sec, facts.st_mtim.tv_nsec);
+}
+
 struct task_image_job *task_image_make(struct loop *loop, const struct task_image *image,
                                        const struct task_image_options *options,
                                        void (*on_done)(void *, const char *, const struct err *),
@@ -568,9 +597,7 @@ struct task_image_job *task_image_make(struct loop *loop, const struct task_imag
     job->loop = loop;
     job->on_done = on_done;
     job->context = context;
-    OWN(mem)
-    char *key = mem_format("%s\n%d\n%s", options->home, options->own_store,
-                           image->build_dir ? image->build_dir : image->name);
+    OWN(mem) char *key = key_of(image, options);
     pthread_mutex_lock(&images.lock);
     const struct failure *failure = recent_failure(key);
     struct making *making = failure ? NULL : find_making(key);
@@ -578,6 +605,7 @@ struct task_image_job *task_image_make(struct loop *loop, const struct task_imag
         job->err = failure->err;
         loop_post(loop, deliver, job);
     } else if (making) {
+        job->making = making;
         list_append(&making->waiters, &job->node);
     } else {
         making = making_new(image, options, key);
@@ -587,6 +615,7 @@ struct task_image_job *task_image_make(struct loop *loop, const struct task_imag
             loop_post(loop, deliver, job);
         } else {
             list_append(&images.all, &making->node);
+            job->making = making;
             list_append(&making->waiters, &job->node);
         }
     }
@@ -602,6 +631,11 @@ void task_image_job_close(struct task_image_job *job)
     bool waits = list_linked(&job->node);
     if (waits)
         list_remove(&job->node);
+    if (waits && list_empty(&job->making->waiters)) {
+        job->making->abandoned = true;
+        if (job->making->child > 0)
+            (void)kill(-job->making->child, SIGKILL);
+    }
     pthread_mutex_unlock(&images.lock);
     job->closed = true;
     if (waits || job->delivered) {
