@@ -26,6 +26,7 @@ struct life_tool {
     struct sandbox_job *job;
     struct buf out, complaint;
     bool cut;
+    struct loop_timer gone; /* there is nowhere to run it: said when this tick is over */
 };
 
 /* ---------------------------------------------------------------- the place apart */
@@ -87,6 +88,7 @@ bool life_tools_ready(struct life *life)
 static void tool_free(struct life_tool *tool)
 {
     list_remove(&tool->node);
+    loop_timer_stop(&tool->gone);
     if (tool->job)
         sandbox_job_close(tool->job);
     buf_deinit(&tool->out);
@@ -144,6 +146,13 @@ static void on_tool_exit(void *context, const struct sandbox_exit *exit)
     tool_free(tool);
 }
 
+static void on_nowhere(struct loop_timer *timer)
+{
+    struct life_tool *tool = timer->context;
+    gateway_tool_fail(tool->asked, "the tool failed: this rollout is over");
+    tool_free(tool);
+}
+
 static const struct task_tool *find(const struct task *task, const char *name)
 {
     for (size_t i = 0; i < task->tool_count; i++)
@@ -174,8 +183,10 @@ void life_on_tool(void *context, struct gateway_tool *asked, const char *name, s
     tool->asked = asked;
     asked->owner = tool;
     list_append(&life->tool_jobs, &tool->node);
-    if (!where || life->closing)
-        return; /* the session is closing too, and ends it */
+    if (!where || life->closing) {
+        loop_timer_start(life->loop, &tool->gone, 0, on_nowhere, tool);
+        return;
+    }
     struct sandbox_command command = {
         .argv = order ? order->command : missing,
         .env = tool_env(life),

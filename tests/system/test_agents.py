@@ -337,6 +337,31 @@ def chat_server():
     server.server_close()
 
 
+class Argv:
+    """Looks for a word in the command lines of this machine for as long as it lives."""
+
+    def __init__(self, word):
+        self.word, self.found, self.looks, self.stopping = word.encode(), [], 0, threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread.start()
+
+    def look(self):
+        while not self.stopping.wait(0.02):
+            self.looks += 1
+            for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    line = entry.read_bytes()
+                except OSError:
+                    continue
+                if self.word in line:
+                    self.found.append(line)
+
+    def stop(self):
+        self.stopping.set()
+        self.thread.join(30)
+        return self.found
+
+
 @every_agent
 def test_no_key_is_found_where_an_agent_could_look_and_any_agent_can_use_a_chat_server(agents_postern, installed, tmp,
                                                                                        chat_server, name):
@@ -347,8 +372,13 @@ def test_no_key_is_found_where_an_agent_could_look_and_any_agent_can_use_a_chat_
             "/proc/*/environ /proc/*/cmdline /home /root /opt /tmp /app /etc /run /var > /tmp/found; mv /tmp/found /app")
     ChatServer.call = agent.shell(look)
     task_ = task(tmp / "t.json", instruction="Look around.", verify=["test \"$(cat /app/found)\" = /app/planted"])
-    result = run(postern, agent, task_, chat_server, "--key-env", "MARKED_KEY", "--mode", "proxy", "--gateway.model-api", "chat",
-                 "--log.level", "debug", env={"MARKED_KEY": secret})
+    argv = Argv(secret)
+    done, results = postern.run("--agent", agent.name, "--task", task_, "--model", chat_server, *postern.flags, "--key-env",
+                                "MARKED_KEY", "--mode", "proxy", "--gateway.model-api", "chat", "--log.level", "debug",
+                                env={"MARKED_KEY": secret}, seconds=300)
+    result = results[0]
+    assert argv.stop() == [] and argv.looks > 5, "no command line of this machine had it, at any moment"
+    assert secret not in done.text and secret not in done.error, "nor what it printed and logged"
     assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
     assert result["turns"] == 2 and result["final_text"] == "Nothing found."
     assert ChatServer.keys and set(ChatServer.keys) == {f"Bearer {secret}"}
@@ -514,6 +544,52 @@ text = "words"
 [exit]
 needs = ["done"]
 '''
+
+
+GENERIC = r"""#!/usr/bin/python3
+import json, os, subprocess, sys, urllib.request
+def ask(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+words = sys.stdin.read()
+assert words == open(os.environ["INSTRUCTION_FILE"]).read()
+message = {"role": "user", "content": words}
+said = ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"model": os.environ["OPENAI_MODEL"], "messages": [message]})
+command = said["choices"][0]["message"]["content"]
+subprocess.run(["sh", "-c", command], check=True, cwd=os.environ["AGENT_WORKDIR"])
+said = ask(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages",
+           {"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 9, "messages": [message, {"role": "assistant", "content": command}, message]})
+print(said["content"][0]["text"])
+"""
+
+
+def test_any_program_that_reads_a_base_url_runs_with_the_generic_spec(postern, tmp):
+    (tmp / "m.toml").write_text('[[rule]]\n[[rule.turns]]\nsay = "echo yes > answer"\n[[rule.turns]]\nsay = "Finished."\n')
+    task_ = task(tmp / "t.json", instruction=INSTRUCTION, files=[{"path": "bin/agent", "content": GENERIC, "mode": "0755"}],
+                 env={"PATH": "/app/bin:/usr/bin:/bin"}, verify=["grep -q yes /app/answer", "! test -e /app/pwned"])
+    done, results = postern.run("--agent", "generic", "--task", task_, "--model", f"script:{tmp / 'm.toml'}", *postern.flags)
+    assert results[0]["fate"] == "ok" and results[0]["reward"] == 1, (done, tail_of(postern, results[0]))
+    assert results[0]["final_text"].strip() == "Finished."
+    recorded, _ = records(postern, results[0])
+    assert [call["dialect"] for call in recorded] == ["chat", "messages"]
+
+
+def test_a_package_nobody_here_knew_becomes_an_agent_by_the_example_in_the_docs(postern, tmp):
+    """llm from PyPI: built into the cache of the agents, as they are."""
+    spec = str(lib.REPOSITORY / "docs" / "examples" / "agent-llm.toml")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    done = lib.Postern(CACHE)("agents", "install", spec, seconds=900)
+    if done.code:
+        must(f"llm cannot be installed here (pip and the network are needed once): {done.error.strip()}")
+    (postern.home / "bundles").symlink_to(CACHE / "bundles")
+    task_ = task(tmp / "t.json", instruction=INSTRUCTION, system=SYSTEM, verify=["grep -q yes /app/answer", "! test -e /app/pwned"])
+    model = script(tmp / "m.toml", calls(("shell", {"command": "echo yes > /app/answer"})), "Finished.", name=MODEL)
+    done, results = postern.run("--agent", spec, "--task", task_, "--model", model, *postern.flags)
+    assert results[0]["fate"] == "ok" and results[0]["reward"] == 1, (done, tail_of(postern, results[0]))
+    assert results[0]["final_text"].strip() == "Finished." and results[0]["turns"] == 2
+    recorded, _ = records(postern, results[0])
+    assert [m["content"] for m in recorded[0]["request"]["messages"]] == [SYSTEM, INSTRUCTION]
+    assert recorded[0]["request"]["model"] == MODEL
 
 
 def test_a_new_agent_is_a_data_file(postern, tmp):
