@@ -23,7 +23,7 @@ test:
 bench:
 	@tools/setup bench
 	@$(MAKE) --no-print-directory all
-	@$(PYTHON) bench/run
+	@$(PYTHON) bench/run $(BENCH)
 
 install: all
 	DESTDIR=$(DESTDIR) cmake --install build --prefix $(PREFIX)
