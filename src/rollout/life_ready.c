@@ -206,8 +206,7 @@ bool life_next_step(struct life *life)
         return false;
     life->rewards[life->step_at] = life->result.reward;
     note_step(life);
-    const struct task *step = life->task;
-    bool enough = !step->has_reward_min || life->result.reward.value >= step->reward_min;
+    bool enough = task_reward_suffices(life->task, &life->result.reward);
     if (life->step_at + 1 == all->step_count || !enough || life->result.fate != TRACE_FATE_OK) {
         life->steps_over = true;
         life->result.reward = task_roll_up(all, life->rewards, all->step_count, &life->arena);

@@ -109,7 +109,8 @@ static int find_surroundings(struct task *task, const char *dir, struct err *err
     bool said_workdir = strcmp(task->workdir, TASK_WORKDIR) != 0;
     const char *place = subdir(task, dir, "environment");
     bool named = task->root_image || task->image.name;
-    if (task->image.name && !task->agent_user)
+    if (task->image.name && !task->agent_user &&
+        !(place && has_entry(place, "Dockerfile", S_IFREG)))
         task->root = true;
     if (!place)
         return 0;
@@ -120,9 +121,11 @@ static int find_surroundings(struct task *task, const char *dir, struct err *err
             return err_set(err, ERR_UNSUPPORTED,
                            "%s/%s: tasks with side services are not supported", place, compose[i]);
     if (has_entry(place, "Dockerfile", S_IFREG)) {
-        if (named)
-            return 0; /* what a Dockerfile says is in the image already */
-        return take_dockerfile(task, place, said_workdir, err);
+        if (take_dockerfile(task, place, said_workdir, err) < 0)
+            return -1;
+        if (named) /* what it says is in the image already */
+            task->image.build_dir = NULL;
+        return 0;
     }
     if (!named && has_entry(place, "rootfs", S_IFDIR)) {
         task->root_image = arena_format(task_arena(task), "dir:%s/rootfs", place);
@@ -149,23 +152,26 @@ static int find_tests(struct task *task, const char *dir, struct err *err)
 }
 
 /* ---------------------------------------------------------------- steps */
+/* A number, or a table of named ones. */
 static int read_reward_min(struct task *step, struct toml_node *table, struct err *err)
 {
     struct toml_node *node = toml_get(table, "min_reward");
     if (!node)
         return 0;
-    struct toml_node *number = node;
-    if (node->type == TOML_TABLE) {
-        toml_use_all(node);
-        number = toml_get(node, "reward");
-        if (!number || node->count != 1)
-            return toml_error(node, err, "min_reward is a number, or a table with 'reward' only");
+    bool named = node->type == TOML_TABLE;
+    size_t count = named ? node->count : 1;
+    struct task_reward_min *least = arena_alloc(task_arena(step), (count + 1) * sizeof *least);
+    for (struct toml_node *item = named ? node->first : node; item;
+         item = named ? item->next : NULL) {
+        if (item->type != TOML_INTEGER && item->type != TOML_FLOAT)
+            return toml_error(item, err, "min_reward is a number or a table of numbers, not %s",
+                              toml_type_name(item->type));
+        least[step->reward_min_count++] = (struct task_reward_min){
+            named && strcmp(item->key, "reward") != 0 ? task_keep(step, item->key) : NULL,
+            item->real};
     }
-    if (number->type != TOML_INTEGER && number->type != TOML_FLOAT)
-        return toml_error(number, err, "min_reward is a number, not %s",
-                          toml_type_name(number->type));
-    step->has_reward_min = true;
-    step->reward_min = number->real;
+    toml_use_all(node);
+    step->reward_min = least;
     return 0;
 }
 
@@ -245,8 +251,7 @@ static int read_step(struct task *parent, struct toml_node *table, const char *d
     struct task *step = parent->steps[index] = step_of(parent);
     const char *name = NULL;
     if (toml_need_text(table, "name", &name, err) < 0 || task_read_agent(step, table, err) < 0 ||
-        task_read_verifier(step, table, err) < 0 ||
-        task_read_list(step, table, "artifacts", &step->artifacts, err) < 0 ||
+        task_read_verifier(step, table, err) < 0 || task_read_artifacts(step, table, err) < 0 ||
         read_reward_min(step, table, err) < 0)
         return -1;
     if (!name[0] || strchr(name, '/') || name[0] == '.')
@@ -255,7 +260,9 @@ static int read_step(struct task *parent, struct toml_node *table, const char *d
     OWN(mem) char *place = mem_format("%s/steps/%s", dir, name);
     if (!has_entry(place, "", S_IFDIR))
         return toml_error(toml_get(table, "name"), err, "there is no directory steps/%s", name);
-    return find_step_files(step, place, err);
+    if (find_step_files(step, place, err) < 0)
+        return -1;
+    return task_read_healthcheck(step, table, err); /* after its setup hook */
 }
 
 static int count_steps(struct task *task, struct toml_node *root, struct err *err)

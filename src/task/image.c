@@ -46,6 +46,7 @@ enum {
     ENTRIES_MAX = 1000000,
     FAILED_KEPT_MS = 30000,
     FAILED_MAX = 64,
+    IMAGE_NAME_MAX = 100,
 };
 #define CONTEXT_BYTES_MAX (16ull << 30)
 
@@ -449,7 +450,18 @@ static const char *image_name(struct maker *maker, char buffer[64], struct err *
     for (char *at = name; *at; at++)
         if (*at == '/' || *at == '@')
             *at = '_';
-    return name;
+    if (strlen(name) <= IMAGE_NAME_MAX)
+        return name;
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    OWN(buf) struct buf hex = {0};
+    if (!EVP_Digest(name, strlen(name), digest, &size, EVP_sha256(), NULL)) {
+        err_set(err, ERR_SYSTEM, "no SHA-256");
+        return NULL;
+    }
+    text_hex(&hex, str_make(digest, 12));
+    snprintf(buffer, 64, "image-%s", buf_text(&hex));
+    return buffer;
 }
 
 static void work(struct making *making)

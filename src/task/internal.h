@@ -23,7 +23,7 @@ struct toml_node;
 #define TASK_BYTES_MAX (64u << 20)      /* a task as text */
 #define TASK_INSTRUCTION_MAX (1u << 20) /* instruction.md */
 #define TASK_COMMANDS_MAX 1000
-#define TASK_STEPS_MAX 100
+#define TASK_STEPS_MAX 1000
 #define TASK_WARNINGS_MAX 64
 #define TASK_OUTPUT_KEPT (16u << 10) /* tail of each command's output */
 #define TASK_LOG_MAX (1u << 20)      /* verifier.log */
@@ -67,6 +67,8 @@ int task_read_keys(struct task *task, struct toml *toml, struct err *err);
 /* [agent] and [verifier], of a task and of its steps. */
 int task_read_agent(struct task *task, struct toml_node *root, struct err *err);
 int task_read_verifier(struct task *task, struct toml_node *root, struct err *err);
+int task_read_artifacts(struct task *task, struct toml_node *root, struct err *err);
+int task_read_healthcheck(struct task *task, struct toml_node *table, struct err *err);
 int task_check(struct task *task, const char *where, struct err *err);
 struct task *task_finish(struct task *task, int result); /* the task, or NULL and it is gone */
 struct task *task_from_toml(const char *path, struct err *err);

@@ -17,7 +17,7 @@
 #include "task/internal.h"
 
 /* Attempts and pauses in one shell command: it ends with 0 when the check does. */
-static int read_healthcheck(struct task *task, struct toml_node *table, struct err *err)
+int task_read_healthcheck(struct task *task, struct toml_node *table, struct err *err)
 {
     struct toml_node *check = NULL;
     const char *command = NULL;
@@ -101,7 +101,7 @@ static int read_environment(struct task *task, struct toml_node *root, struct er
         toml_int(table, "pids", 1, 1 << 22, &pids, err) < 0 ||
         task_read_env(task, table, "env", &task->env, err) < 0 ||
         task_read_network(task, table, &task->network, &task->hosts, err) < 0 ||
-        read_healthcheck(task, table, err) < 0 || refuse_devices(table, err) < 0)
+        task_read_healthcheck(task, table, err) < 0 || refuse_devices(table, err) < 0)
         return -1;
     if (pids)
         task->pids_max = (uint32_t)pids;
@@ -112,6 +112,8 @@ static int read_environment(struct task *task, struct toml_node *root, struct er
         if (!node)
             continue;
         toml_use_all(node);
+        if (node->type == TOML_ARRAY && !node->count)
+            continue;
         char text[120];
         snprintf(text, sizeof text, "%s:%u: '%s' is not handed to the agent", table->toml->name,
                  node->key_line, left_out[i]);
@@ -197,7 +199,7 @@ int task_read_verifier(struct task *task, struct toml_node *root, struct err *er
 }
 
 /* Paths, or tables with `source` and more that only side services need. */
-static int read_artifacts(struct task *task, struct toml_node *root, struct err *err)
+int task_read_artifacts(struct task *task, struct toml_node *root, struct err *err)
 {
     struct toml_node *node = toml_get(root, "artifacts");
     if (!node || node->type == TOML_STRING)
@@ -294,8 +296,11 @@ int task_read_keys(struct task *task, struct toml *toml, struct err *err)
         task_read_commands(task, root, "post_setup", &task->setup, &task->setup_count, err) < 0 ||
         task_read_duration(root, "setup_timeout", &task->setup_ms_max, err) < 0 ||
         task_read_commands(task, root, "verify", &task->verify, &task->verify_count, err) < 0 ||
-        read_artifacts(task, root, err) < 0 || read_limits(task, root, err) < 0 ||
-        read_environment(task, root, err) < 0 || task_read_agent(task, root, err) < 0 ||
+        task_read_artifacts(task, root, err) < 0 || read_limits(task, root, err) < 0 ||
+        read_environment(task, root, err) < 0)
+        return -1;
+    task->verify_network = task->network; /* unless it says otherwise itself */
+    if (task_read_agent(task, root, err) < 0 ||
         task_read_env(task, root, "env", &task->env, err) < 0 ||
         task_read_verifier(task, root, err) < 0 || task_read_tools(task, root, err) < 0 ||
         toml_table(root, "solution", &solution, err) < 0)

@@ -141,6 +141,17 @@ static double member(const struct trace_reward *reward, struct str name)
     return value;
 }
 
+bool task_reward_suffices(const struct task *step, const struct trace_reward *reward)
+{
+    for (size_t i = 0; i < step->reward_min_count; i++) {
+        const struct task_reward_min *least = &step->reward_min[i];
+        double value = least->name ? member(reward, str_of(least->name)) : reward->value;
+        if ((isnan(value) ? 0 : value) < least->value)
+            return false;
+    }
+    return true;
+}
+
 static double rolled(const struct task *task, const struct trace_reward *each, size_t count,
                      struct str name)
 {

@@ -159,8 +159,9 @@ static void write_steps(const struct task *task, struct json_writer *out)
         json_begin_object(out);
         json_set_text(out, "name", step->name);
         json_set_text(out, "instruction", step->instruction);
-        if (step->has_reward_min)
-            json_set_double(out, "min_reward", step->reward_min);
+        for (size_t j = 0; j < step->reward_min_count; j++)
+            if (!step->reward_min[j].name)
+                json_set_double(out, "min_reward", step->reward_min[j].value);
         json_set_bool(out, "solution", step->solution_dir != NULL);
         json_set_int(out, "agent_ms_max", step->agent_ms_max);
         json_set_int(out, "verify_ms_max", step->verify_ms_max);

@@ -69,6 +69,10 @@ struct task_image {
     const char *name;      /* as a container engine calls it, "python:3.12" */
     uint32_t build_ms_max; /* 0: ten minutes */
 };
+struct task_reward_min {
+    const char *name; /* NULL: the reward itself */
+    double value;
+};
 enum task_roll_up { TASK_ROLL_UP_MEAN, TASK_ROLL_UP_FINAL };
 
 struct task {
@@ -131,8 +135,10 @@ struct task {
     size_t step_count;
     enum task_roll_up roll_up;
     struct task *parent; /* of a step; NULL: an ordinary task */
-    bool has_reward_min; /* of a step: less ends the rollout here */
-    double reward_min;
+    /* Of a step: less than one of these ends the rollout here. A name that the verifier did not
+     * give counts 0. */
+    const struct task_reward_min *reward_min;
+    size_t reward_min_count;
 
     const char *const *warnings; /* what was not understood, NULL-terminated; NULL: nothing */
 
@@ -260,6 +266,8 @@ bool task_reward_read(struct str text, double *reward, struct err *err);
 /* A number, {"reward": n, ...}, or a flat object of numbers whose mean is the reward; *detail
  * borrows `json`. Every member must be a finite number. */
 bool task_reward_read_json(struct str json, double *reward, struct str *detail, struct err *err);
+/* Is it enough for the next step? */
+bool task_reward_suffices(const struct task *step, const struct trace_reward *reward);
 /* The reward of several steps: `each` has `count` (not known: not reached). Named numbers are
  * rolled up alike; `arena` gets the detail. */
 struct trace_reward task_roll_up(const struct task *task, const struct trace_reward *each,

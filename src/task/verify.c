@@ -288,8 +288,10 @@ struct task_work *task_verify(struct task *task, struct sandbox *sandbox,
     for (size_t i = 0; work->pristine[i]; i++)
         root_home |= strcmp(work->pristine[i], "root") == 0;
     work_set_env(work, (const char *const *const[]){verifier_env}, 1);
-    work_set_env_entry(work, root && root_home && options->pristine_system ? "HOME=/root"
-                                                                           : "HOME=" VERIFIER_HOME);
+    /* Root's own, with whatever the image has in it, unless the agent worked there. */
+    work_set_env_entry(work, root && (root_home || !options->pristine_system)
+                                 ? "HOME=/root"
+                                 : "HOME=" VERIFIER_HOME);
     work_set_env(work, (const char *const *const[]){task->env, task->verify_env}, 2);
     work_set_commands(work, task->verify, task->verify_count, task->test_script);
     work->step = WORK_CLEAR_LOGS;

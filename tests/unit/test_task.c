@@ -448,7 +448,8 @@ TEST(steps_are_tasks_of_their_own_with_what_the_task_says_for_all)
     struct task *one = task->steps[0], *two = task->steps[1];
     EXPECT_TEXT(task->instruction, "First.\n");
     EXPECT_TEXT(one->name, "one");
-    EXPECT(one->has_reward_min && one->reward_min == 0.5 && !two->has_reward_min);
+    EXPECT(one->reward_min_count == 1 && one->reward_min[0].value == 0.5);
+    EXPECT(!one->reward_min[0].name && !two->reward_min_count);
     EXPECT_INT(one->agent_ms_max, 7000);
     EXPECT_INT(two->agent_ms_max, 50000);
     EXPECT_INT(two->verify_ms_max, 3000);
@@ -471,10 +472,35 @@ TEST(steps_that_cannot_be_are_refused)
     expect_error(dir, "two steps");
     write_steps("min_reward = \"much\"\n");
     expect_error(dir, "min_reward");
+    write_steps("min_reward = { safe = true }\n");
+    expect_error(dir, "min_reward");
     write_steps("");
     OWN(mem) char *path = mem_format("%s/steps/two/instruction.md", dir);
     unlink(path);
     expect_error(dir, "no instruction");
+    (void)file_remove_tree(dir, NULL);
+}
+
+TEST(a_step_may_ask_for_named_rewards)
+{
+    make_dir();
+    write_steps(
+        "min_reward = { safe = 1, reward = 0.5 }\n[steps.healthcheck]\ncommand = \"true\"\n");
+    struct err err = {0};
+    OWN(task) struct task *task = load_one(dir, &err);
+    EXPECT_TEXT(err.text, "");
+    struct task *two = task->steps[1];
+    EXPECT_INT(two->reward_min_count, 2);
+    EXPECT_INT(two->setup_count, 1);
+    struct trace_reward reward = {.known = true, .value = 0.5, .detail = STR("{\"safe\":1}")};
+    EXPECT(task_reward_suffices(two, &reward));
+    reward.value = 0.4;
+    EXPECT(!task_reward_suffices(two, &reward));
+    reward = (struct trace_reward){.known = true, .value = 1, .detail = STR("{\"safe\":0.9}")};
+    EXPECT(!task_reward_suffices(two, &reward));
+    reward.detail = STR_NONE;
+    EXPECT(!task_reward_suffices(two, &reward));
+    EXPECT(task_reward_suffices(task->steps[0], &reward));
     (void)file_remove_tree(dir, NULL);
 }
 
