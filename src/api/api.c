@@ -247,10 +247,27 @@ static void on_half_built(void *context)
     api_free(context);
 }
 
+/* The listener is gone and so is everybody who still works for it with the store. */
+static void maybe_closed(struct api *api)
+{
+    if (!api->gone || api->replies)
+        return;
+    if (api->on_closed)
+        api->on_closed(api->closed_context);
+    api_free(api);
+}
+
+static void on_server_closed(void *context)
+{
+    struct api *api = context;
+    api->gone = true;
+    maybe_closed(api);
+}
+
 void api_reply_done(struct api *api)
 {
-    if (--api->replies == 0 && api->gone)
-        api_free(api);
+    api->replies--;
+    maybe_closed(api);
 }
 
 static void on_event(void *context, const struct rollout_event *event)
@@ -316,16 +333,6 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
     api_policy_load(api);
     api_callbacks_begin(api->callbacks);
     return api;
-}
-
-static void on_server_closed(void *context)
-{
-    struct api *api = context;
-    if (api->on_closed)
-        api->on_closed(api->closed_context);
-    api->gone = true;
-    if (!api->replies)
-        api_free(api);
 }
 
 void api_close(struct api *api, uint32_t grace_ms, void (*on_closed)(void *context), void *context)

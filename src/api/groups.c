@@ -3,12 +3,14 @@
  * A group is whatever rollouts carry its name; one that was submitted as a group also has a row of
  * its own. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/inner.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "http/http.h"
+#include "loop/loop.h"
 #include "store/store.h"
 
 #define PAGE_DEFAULT 100
@@ -180,12 +182,125 @@ void api_answer_group(struct api *api, struct http_exchange *exchange, struct st
         http_respond_json(exchange, 200, buf_str(&body));
 }
 
+/* ---------------------------------------------------------------- its end */
+/* A group that is over, with all its rollouts; a worker removes their folders. */
+struct removal {
+    struct api *api;
+    struct http_exchange *exchange; /* NULL: whoever asked has left */
+    struct store *store;
+    char *group;
+    char **ids, **dirs;
+    size_t count, removed;
+    bool unfinished;
+    struct err err;
+};
+
+static void remove_them(void *argument)
+{
+    struct removal *removal = argument;
+    for (size_t i = 0; i < removal->count && removal->err.kind == ERR_NONE; i++) {
+        if (store_remove_folder(removal->store, removal->ids[i], removal->dirs[i], &removal->err) ==
+                0 &&
+            store_remove_rollout(removal->store, NULL, removal->ids[i], NULL, NULL,
+                                 &removal->err) == 0)
+            removal->removed++;
+    }
+}
+
+static void removal_free(struct removal *removal)
+{
+    for (size_t i = 0; i < removal->count; i++) {
+        free(removal->ids[i]);
+        free(removal->dirs[i]);
+    }
+    free(removal->ids);
+    free(removal->dirs);
+    free(removal->group);
+    free(removal);
+}
+
+static void on_noted(void *context, const struct err *err)
+{
+    struct removal *removal = context;
+    struct api *api = removal->api;
+    if (err->kind != ERR_NONE)
+        removal->err = *err;
+    OWN(buf) struct buf body = {0};
+    buf_format(&body, "{\"status\":\"deleted\",\"rollouts\":%zu}", removal->removed);
+    if (removal->exchange && removal->err.kind != ERR_NONE)
+        api_answer_error(removal->exchange, &removal->err);
+    else if (removal->exchange)
+        http_respond_json(removal->exchange, 200, buf_str(&body));
+    for (size_t i = 0; api->rollouts && i < removal->removed; i++)
+        rollouts_forget(api->rollouts, removal->ids[i]);
+    removal_free(removal);
+    api_reply_done(api);
+}
+
+/* The group's note comes last: when it is kept, so are the others. */
+static void on_folders_gone(void *argument)
+{
+    struct removal *removal = argument;
+    struct err err = removal->err;
+    if (err.kind == ERR_NONE &&
+        store_put_note(removal->store, removal->api->loop, "deleted", "group", removal->group, NULL,
+                       on_noted, removal, &err) == 0)
+        return;
+    on_noted(removal, &err);
+}
+
+static void on_remover_gone(void *context)
+{
+    ((struct removal *)context)->exchange = NULL;
+}
+
+static bool keep_member(void *context, const struct store_rollout *row)
+{
+    struct removal *removal = context;
+    removal->unfinished = removal->unfinished || !row->fate ||
+                          (row->callback_state && strcmp(row->callback_state, "pending") == 0);
+    removal->ids = mem_grow(removal->ids, (removal->count + 1) * sizeof *removal->ids);
+    removal->dirs = mem_grow(removal->dirs, (removal->count + 1) * sizeof *removal->dirs);
+    removal->ids[removal->count] = mem_dup(row->id);
+    removal->dirs[removal->count++] = mem_dup(row->dir);
+    return true;
+}
+
+static void remove_group(struct api *api, struct http_exchange *exchange, const char *id)
+{
+    struct removal *removal = mem_zero(sizeof *removal);
+    struct store_query query = {.group = id, .oldest_first = true, .limit = API_PAGE_MAX};
+    struct err err = {0};
+    size_t before;
+    removal->api = api;
+    removal->exchange = exchange;
+    removal->store = api->store;
+    removal->group = mem_dup(id);
+    do {
+        before = removal->count;
+        if (store_list_rollouts(api->store, &query, keep_member, removal, &err) < 0)
+            break;
+        query.after = removal->count ? removal->ids[removal->count - 1] : NULL;
+    } while (removal->count - before == API_PAGE_MAX);
+    if (err.kind == ERR_NONE && !removal->count)
+        err_set(&err, ERR_NOT_FOUND, "there is no group '%s'", id);
+    else if (err.kind == ERR_NONE && removal->unfinished)
+        err_set(&err, ERR_CONFLICT, "group '%s' has rollouts that wait for something", id);
+    if (err.kind != ERR_NONE) {
+        api_answer_error(exchange, &err);
+        removal_free(removal);
+        return;
+    }
+    api->replies++;
+    http_exchange_notify(exchange, 0, NULL, on_remover_gone, removal);
+    loop_work(api->loop, remove_them, on_folders_gone, removal);
+}
+
 void api_answer_group_cancel(struct api *api, struct http_exchange *exchange, struct str name)
 {
     OWN(arena) struct arena arena = {0};
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
-    struct err err = {0};
     const char *id = api_name(exchange, name, &arena);
     if (!id)
         return;
@@ -194,10 +309,7 @@ void api_answer_group_cancel(struct api *api, struct http_exchange *exchange, st
                                                          "listener")
                                  : 0;
     if (!count) {
-        OWN(buf) struct buf group = {0};
-        if (api_write_group(api, id, &group, &err) == 0)
-            err_set(&err, ERR_CONFLICT, "every rollout of group '%s' is over", id);
-        api_answer_error(exchange, &err);
+        remove_group(api, exchange, id);
         return;
     }
     json_begin_object(&out);

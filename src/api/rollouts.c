@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "http/http.h"
+#include "loop/loop.h"
 #include "store/store.h"
 
 #define RESULT_BYTES_MAX (64u << 20)
@@ -114,7 +115,7 @@ struct found {
     struct api *api;
     char id[ID_MAX * 2];
     char *dir;
-    bool over;
+    bool over, pending; /* pending: its callback */
     struct buf row;
 };
 
@@ -125,6 +126,7 @@ static bool keep_row(void *context, const struct store_rollout *row)
     snprintf(found->id, sizeof found->id, "%s", row->id);
     found->dir = mem_dup(row->dir && row->dir[0] ? row->dir : NULL);
     found->over = row->fate && row->fate[0];
+    found->pending = row->callback_state && strcmp(row->callback_state, "pending") == 0;
     api_write_row(found->api, row, &out);
     return false;
 }
@@ -211,13 +213,95 @@ void api_answer_rollout(struct api *api, struct http_exchange *exchange, struct 
         http_respond_json(exchange, 200, buf_str(&body));
 }
 
+/* ---------------------------------------------------------------- its end */
+/* Removing a folder takes as long as it is large: a worker does it. */
+struct removal {
+    struct api *api;
+    struct http_exchange *exchange; /* NULL: whoever asked has left */
+    struct store *store;
+    char id[ID_MAX * 2];
+    char *dir;
+    struct err err;
+};
+
+static void remove_it(void *argument)
+{
+    struct removal *removal = argument;
+    (void)store_remove_folder(removal->store, removal->id, removal->dir, &removal->err);
+}
+
+static void on_noted(void *context, const struct err *err)
+{
+    struct removal *removal = context;
+    struct api *api = removal->api;
+    if (err->kind != ERR_NONE)
+        removal->err = *err;
+    if (removal->exchange && removal->err.kind != ERR_NONE)
+        api_answer_error(removal->exchange, &removal->err);
+    else if (removal->exchange)
+        http_respond_json(removal->exchange, 200, STR("{\"status\":\"deleted\"}"));
+    if (api->rollouts && removal->err.kind == ERR_NONE)
+        rollouts_forget(api->rollouts, removal->id);
+    free(removal->dir);
+    free(removal);
+    api_reply_done(api);
+}
+
+static void on_folder_gone(void *argument)
+{
+    struct removal *removal = argument;
+    struct err err = removal->err;
+    if (err.kind == ERR_NONE && store_remove_rollout(removal->store, removal->api->loop,
+                                                     removal->id, on_noted, removal, &err) == 0)
+        return;
+    on_noted(removal, &err);
+}
+
+static void on_remover_gone(void *context)
+{
+    ((struct removal *)context)->exchange = NULL;
+}
+
+static void remove_rollout(struct api *api, struct http_exchange *exchange, const char *id)
+{
+    struct found found = {.api = api};
+    struct err err = {0};
+    if (store_get_rollout(api->store, id, keep_row, &found, &err) < 0) {
+        api_answer_error(exchange, &err);
+        return;
+    }
+    if (!found.over || found.pending) {
+        err_set(&err, ERR_CONFLICT, "rollout '%s' is %s", found.id,
+                found.over ? "waiting for its callback" : "another server's, and not over");
+        api_answer_error(exchange, &err);
+        found_deinit(&found);
+        return;
+    }
+    struct removal *removal = mem_zero(sizeof *removal);
+    removal->api = api;
+    removal->exchange = exchange;
+    removal->store = api->store;
+    memcpy(removal->id, found.id, sizeof removal->id);
+    removal->dir = TAKE(found.dir);
+    found_deinit(&found);
+    api->replies++;
+    http_exchange_notify(exchange, 0, NULL, on_remover_gone, removal);
+    loop_work(api->loop, remove_it, on_folder_gone, removal);
+}
+
 void api_answer_cancel(struct api *api, struct http_exchange *exchange, struct str name)
 {
     OWN(arena) struct arena arena = {0};
+    struct rollout_view view;
     struct err err = {0};
     const char *id = api_name(exchange, name, &arena);
     if (!id)
         return;
+    bool live = api->rollouts && rollouts_view(api->rollouts, id, &view) && !view.final;
+    if (!live) {
+        remove_rollout(api, exchange, id);
+        return;
+    }
     if (!api->cancel)
         err_set(&err, ERR_UNSUPPORTED, "this server takes no rollouts");
     if (!api->cancel ||

@@ -96,7 +96,7 @@ int progress_code(const struct runtime_sum *sum);
 char *folder_find(const char *home, const char *id, struct err *err);
 
 extern const struct command command_run, command_demo, command_ls, command_show, command_export,
-    command_exec, command_shell, command_serve, command_doctor, command_image, command_agents,
-    command_tasks, command_version, command_help;
+    command_gc, command_exec, command_shell, command_serve, command_doctor, command_image,
+    command_agents, command_tasks, command_version, command_help;
 
 #endif

@@ -4,9 +4,10 @@
 #include <string.h>
 
 const struct command *const commands[] = {
-    &command_run,    &command_demo,  &command_ls,      &command_show,   &command_export,
-    &command_exec,   &command_shell, &command_serve,   &command_doctor, &command_image,
-    &command_agents, &command_tasks, &command_version, &command_help,   NULL,
+    &command_run,    &command_demo,    &command_ls,    &command_show,
+    &command_export, &command_gc,      &command_exec,  &command_shell,
+    &command_serve,  &command_doctor,  &command_image, &command_agents,
+    &command_tasks,  &command_version, &command_help,  NULL,
 };
 
 const struct command *command_find(const char *name)

@@ -97,6 +97,11 @@ struct config {
     int64_t gateway_server_rate_max;
     const char *gateway_key_file;
 
+    int64_t retention_age_ms;
+    int64_t retention_count;
+    int64_t retention_bytes;
+    int64_t retention_every_ms;
+
     int64_t store_sync; /* index of "always", "batch", "never" */
     /* clang-format on */
 

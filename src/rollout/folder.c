@@ -2,9 +2,11 @@
  * never stops the rollout: logs are for people, the journal and the result are the truth. */
 #include "rollout/internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -72,6 +74,21 @@ void log_file_tail(const char *dir, const char *name, size_t bytes_max, struct b
     buf_added(out, (size_t)got);
     while (from && out->size && ((unsigned char)out->data[0] & 0xc0) == 0x80)
         buf_consume(out, 1);
+}
+
+uint64_t folder_bytes(const char *dir)
+{
+    uint64_t sum = 0;
+    DIR *folder = opendir(dir);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        struct stat status;
+        if (fstatat(dirfd(folder), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(status.st_mode))
+            sum += (uint64_t)status.st_size;
+    }
+    if (folder)
+        (void)closedir(folder);
+    return sum;
 }
 
 static void begin(struct json_writer *writer, const char *kind)

@@ -146,6 +146,8 @@ void log_file_write(struct log_file *log,
 void log_file_close(struct log_file *log);
 /* The last bytes of a log, from the first whole character on. */
 void log_file_tail(const char *dir, const char *name, size_t bytes_max, struct buf *out);
+/* Of the files in it; directories are left out. */
+uint64_t folder_bytes(const char *dir);
 /* One line {"at_ms":..., "kind":..., ...} of events.jsonl. */
 void event_line(struct buf *out, const char *kind, struct str text);
 void event_line_typed(struct buf *out, const char *kind, struct str type, struct str text);

@@ -236,8 +236,7 @@ void life_finish(struct life *life)
         report->completion_tokens =
             life->result.usage.known ? life->result.usage.completion_tokens : -1;
         memcpy(report->reason, life->reason, sizeof report->reason);
-        report->bytes =
-            life->agent_log.bytes + life->events_log.bytes + life->artifact_bytes + line.size;
+        report->bytes = folder_bytes(life->plan->dir) + life->artifact_bytes;
         report->shared = TAKE(life->made);
         report->result = buf_take(&line);
         life_report_send(life, report);

@@ -199,6 +199,9 @@ bool rollouts_draining(const struct rollouts *rollouts);
 /* All of them. `hurry`: no grace for what runs inside. */
 void rollouts_cancel_all(struct rollouts *rollouts, const char *why, bool hurry);
 
+/* A finished one, at once instead of after `kept_max` others. Nothing when it is not known. */
+void rollouts_forget(struct rollouts *rollouts, const char *id);
+
 /* false: not known (any more). An unambiguous prefix of an id is enough. */
 bool rollouts_view(struct rollouts *rollouts, const char *id, struct rollout_view *view);
 /* By id as it is. */

@@ -674,6 +674,15 @@ bool rollouts_draining(const struct rollouts *rollouts)
     return rollouts->draining || rollouts->closing;
 }
 
+void rollouts_forget(struct rollouts *rollouts, const char *id)
+{
+    struct entry *entry = map_get(&rollouts->by_id, str_of(id));
+    if (!entry || !entry->view.final)
+        return;
+    rollouts->kept--;
+    entry_free(entry);
+}
+
 bool rollouts_view(struct rollouts *rollouts, const char *id, struct rollout_view *view)
 {
     struct entry *entry = find(rollouts, id);

@@ -5,6 +5,7 @@
  *     leftovers.c  what a killed predecessor left; resume.c is what of it goes on
  *     batch.c      postern run: a batch of rollouts to its end
  *     serve.c      postern serve; submit.c takes rollouts for it
+ *     retention.c  what is kept for how long
  *     exec.c       postern exec and shell: no lanes, no store, one sandbox
  *     stdio.c      this process's standard streams joined to a job
  *     ask.c        smaller questions */
@@ -111,6 +112,12 @@ int submitter_submit(void *context, const struct api_submit *orders, size_t coun
 int submitter_resume(void *context, struct rollout_left *left, struct err *err);
 int submitter_cancel(void *context, const char *id, const char *why, struct err *err);
 void submitter_deinit(struct submitter *submitter);
+
+/* --- retention.c: in a server, now and then */
+struct retention;
+struct retention *retention_start(struct machine *machine);
+/* on_stopped comes when nothing of it is under way any more, perhaps from inside. */
+void retention_stop(struct retention *retention, void (*on_stopped)(void *context), void *context);
 
 /* --- places.c */
 const char *const *places_backend_dirs(size_t *count);

@@ -101,6 +101,19 @@ enum runtime_export { RUNTIME_EXPORT_LINES, RUNTIME_EXPORT_BINARY, RUNTIME_EXPOR
 int runtime_export(const struct config *config, const char *const *dirs, size_t count,
                    enum runtime_export format, uint32_t realign_max, int fd, struct err *err);
 
+/* ---------------------------------------------------------------- what may go */
+struct runtime_gc {
+    uint64_t age_ms, count_max, bytes_max; /* 0: as configured */
+    bool dry;                              /* only look */
+};
+struct runtime_gc_report {
+    uint64_t rollouts, bytes, segments, segment_bytes;
+};
+/* Finished rollouts that are too old or too many, and what of the journal nothing needs any more.
+ * Also beside a server on the same home. */
+int runtime_gc(const struct config *config, const struct runtime_gc *asked,
+               struct runtime_gc_report *report, struct err *err);
+
 /* ---------------------------------------------------------------- smaller questions */
 int runtime_doctor(const struct config *config, struct json_writer *out);
 int runtime_image_import(const struct config *config, const char *archive, const char *name,

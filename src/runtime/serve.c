@@ -25,6 +25,7 @@ struct serve {
     struct machine *machine;
     struct api *api;
     struct submitter submitter;
+    struct retention *retention;
     struct rollout_watch watch;
     struct loop_timer timer;
     enum { SERVING, DRAINING, ENDING, CLOSED } state;
@@ -142,6 +143,12 @@ static void on_api_closed(void *context)
     machine_close(serve->machine);
 }
 
+static void on_retention_stopped(void *context)
+{
+    struct serve *serve = context;
+    api_close(serve->api, API_GRACE_MS, on_api_closed, serve);
+}
+
 static void close_all(struct serve *serve)
 {
     if (serve->state == CLOSED)
@@ -149,7 +156,7 @@ static void close_all(struct serve *serve)
     serve->state = CLOSED;
     loop_timer_stop(&serve->timer);
     rollouts_unwatch(&serve->watch);
-    api_close(serve->api, API_GRACE_MS, on_api_closed, serve);
+    retention_stop(TAKE(serve->retention), on_retention_stopped, serve);
 }
 
 static void on_end_due(struct loop_timer *timer)
@@ -274,6 +281,7 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
     if (result == 0) {
         serve.watch = (struct rollout_watch){.on_event = on_event, .context = &serve};
         rollouts_watch(serve.machine->rollouts, &serve.watch);
+        serve.retention = retention_start(serve.machine);
         machine_begin(serve.machine);
         tell(&serve, config, on_ready, context);
     } else {

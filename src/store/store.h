@@ -258,6 +258,27 @@ int store_put_fact(struct store *store, struct loop *loop, const char *name, str
                    struct err *err);
 int store_get_fact(struct store *store, const char *name, struct buf *out, struct err *err);
 
+/* ---------------------------------------------------------------- what may go
+ *
+ * Blocking; any thread. Nothing that is not over, whose callback is pending or that is named by
+ * nobody is touched. */
+struct store_retention {
+    uint64_t age_ms, count_max, bytes_max; /* 0: no limit */
+};
+/* The oldest finished rollouts that break a rule, oldest first, at most `limit`. */
+int store_list_expired(struct store *store, const struct store_retention *rules, size_t limit,
+                       bool (*on_row)(void *context, const char *id, const char *dir,
+                                      uint64_t bytes),
+                       void *context, struct err *err);
+/* First its folder (`dir` may be NULL), then its rows and calls. It must be over. */
+int store_remove_folder(struct store *store, const char *id, const char *dir, struct err *err);
+int store_remove_rollout(struct store *store, struct loop *loop, const char *id,
+                         void (*on_committed)(void *context, const struct err *err), void *context,
+                         struct err *err);
+void store_empty_trash(struct store *store); /* what a crash left of removals */
+/* Groups without rollouts, and segments of the journal nothing needs any more. */
+int store_drop_segments(struct store *store, uint64_t *count, uint64_t *bytes, struct err *err);
+
 struct store_call {
     const char *id, *rollout_id, *state; /* "open" until its entry is there */
     uint32_t number, http_status;
