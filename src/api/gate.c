@@ -140,7 +140,7 @@ static void on_take_body(void *context, struct http_exchange *exchange, struct s
     OWN(json_doc) struct json_doc doc = {0};
     struct gate_take take = {0};
     struct err err = {0};
-    bool raw;
+    bool raw = true;
     if (body_err && body_err->kind != ERR_NONE)
         return;
     struct wait *wait = mem_zero(sizeof *wait);

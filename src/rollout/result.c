@@ -2,17 +2,31 @@
  * line; secrets never get here (the model is named, its key is not known in this room). */
 #include "rollout/internal.h"
 
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
 #include "base/mem.h"
 #include "json/json.h"
 
 #define COMMAND_TAIL_BYTES 2000
+#define FILES_MAX 32
+#define FILE_BYTES_MAX (64 << 10)
+#define FILE_TEXT_BYTES 8000
 
-static void write_versions(const struct plan *plan, struct json_writer *out)
+/* `policy`: the least and the most that sampled something. */
+static void write_versions(const struct plan *plan, struct str samples, struct json_writer *out)
 {
+    OWN(json_doc) struct json_doc doc = {0};
     json_key(out, "versions");
     json_begin_object(out);
     json_set_text(out, "postern", POSTERN_VERSION);
     json_set_text(out, "agent", agent_spec_version(plan->agent));
+    if (samples.size && json_read(&doc, samples, NULL, NULL) == 0) {
+        struct json range = json_get(json_root(&doc), "policy_versions");
+        if (json_exists(range))
+            json_set_raw(out, "policy", json_raw(range));
+    }
     json_end_object(out);
 }
 
@@ -78,6 +92,46 @@ static struct str id_of_sandbox(const struct trace_result *result, struct arena 
     return id.data ? arena_str(arena, id) : STR("");
 }
 
+/* The text of a kept artifact, when it is a small file of text. */
+static bool read_artifact(const struct plan *plan, struct str file, struct buf *out)
+{
+    OWN(mem) char *path = mem_format("%s/%.*s", plan->dir, STR_ARGS(file));
+    struct stat status;
+    if (!file.size || lstat(path, &status) < 0 || !S_ISREG(status.st_mode) ||
+        status.st_size > FILE_BYTES_MAX || file_read(path, FILE_BYTES_MAX, out, NULL) < 0)
+        return false;
+    return str_is_utf8(buf_str(out)) && !memchr(out->data ? out->data : "", 0, out->size);
+}
+
+/* `files` are the artifacts that are text; the others are named in `files_extra`. */
+static void set_files(const struct result_extra *extra, struct json_writer *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf others = {0};
+    struct json_writer rest = {.out = &others};
+    size_t count = 0;
+    json_key(out, "files");
+    json_begin_object(out);
+    json_begin_array(&rest);
+    if (extra->artifacts.size && json_read(&doc, extra->artifacts, NULL, NULL) == 0) {
+        JSON_EACH (item, json_root(&doc)) {
+            OWN(buf) struct buf text = {0};
+            struct str path = json_str(json_get(item.value, "path"), &arena);
+            struct str file = json_str(json_get(item.value, "file"), &arena);
+            if (count++ < FILES_MAX && read_artifact(extra->plan, file, &text)) {
+                json_key_str(out, path);
+                json_put_str(out, str_upto(buf_str(&text), FILE_TEXT_BYTES));
+            } else {
+                json_put_str(&rest, path);
+            }
+        }
+    }
+    json_end_array(&rest);
+    json_end_object(out);
+    json_set_raw(out, "files_extra", buf_str(&others));
+}
+
 /* What OpenEnv's RolloutResult has and we call otherwise: every field of it is always there. */
 static void write_openenv(const struct trace_result *result, const struct result_extra *extra,
                           struct json_writer *out)
@@ -96,8 +150,7 @@ static void write_openenv(const struct trace_result *result, const struct result
     set_commands(out, "setup_results", result->setup, result->setup_count);
     set_commands(out, "verify_results", result->verify, result->verify_count);
     json_set_raw(out, "proxy_turns", extra->turns.size ? extra->turns : STR("[]"));
-    json_set_raw(out, "files", STR("{}"));
-    json_set_raw(out, "files_extra", STR("[]"));
+    set_files(extra, out);
     json_set_str(out, "agent_log_tail", extra->log_tail.data ? extra->log_tail : STR(""));
     json_set_text(out, "proxy_log_tail", "");
 }
@@ -152,7 +205,7 @@ void result_write(const struct trace_result *result, const struct result_extra *
     if (extra->logs_cut)
         json_set_bool(&writer, "logs_cut", true);
     write_limits(plan, &writer);
-    write_versions(plan, &writer);
+    write_versions(plan, extra->samples, &writer);
     json_set_text(&writer, "dir", plan->dir);
     json_end_object(&writer);
 }

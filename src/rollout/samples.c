@@ -23,6 +23,7 @@
 #define READ_BYTES (256u << 10)
 #define LINE_BYTES_MAX ((size_t)512 << 20)
 #define WRITE_BYTES (1u << 20)
+#define FILE_BYTES_MAX ((size_t)1 << 30)
 #define RESULT_TOKENS_MAX 8192u /* result.json is kept in memory for a while; samples have all */
 
 /* ---------------------------------------------------------------- reading the record */
@@ -130,6 +131,7 @@ static int write_rows(struct samples *samples, const char *path, const struct sa
     OWN(mem) char *fresh = mem_format("%s.new", path);
     OWN(fd) int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     OWN(buf) struct buf text = {0};
+    size_t written = 0;
     if (fd < 0)
         return err_errno(err, "'%s'", fresh);
     for (size_t i = 0; i < samples_count(samples); i++) {
@@ -138,9 +140,15 @@ static int write_rows(struct samples *samples, const char *path, const struct sa
         buf_byte(&text, '\n');
         if (text.size < WRITE_BYTES && i + 1 < samples_count(samples))
             continue;
-        if (fd_write_all(fd, text.data, text.size) < 0) {
+        written += text.size;
+        bool large = written > FILE_BYTES_MAX;
+        if (large || fd_write_all(fd, text.data, text.size) < 0) {
             (void)unlink(fresh);
-            return err_errno(err, "'%s'", fresh);
+            return large ? err_set(err, ERR_LIMIT,
+                                   "the rows of this rollout are larger than %zu bytes; `postern "
+                                   "export` with --realign, or exact prefixes, make fewer",
+                                   FILE_BYTES_MAX)
+                         : err_errno(err, "'%s'", fresh);
         }
         buf_clear(&text);
     }

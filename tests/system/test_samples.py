@@ -55,7 +55,8 @@ say = "bye"
 def rolled(postern, tmp_path):
     """Three rollouts, in the order of their index."""
     (tmp_path / "model.toml").write_text(SCRIPT)
-    job = task(tmp_path / "task.json", name="make-it", verify=["grep -q yes answer"], workdir="/app")
+    job = task(tmp_path / "task.json", name="make-it", verify=["grep -q yes answer"], workdir="/app", setup=["echo set up"],
+               artifacts=["answer", "/app/none"])
     done = postern("run", "--agent", "mini", "--task", job, "--model", f"script:{tmp_path / 'model.toml'}", "--mode", "proxy",
                    "--count", "3", "--json", *postern.flags, seconds=120)
     assert done.code == 0, done
@@ -103,6 +104,8 @@ def test_the_result_is_a_superset_of_a_rollout_result(postern, rolled):
             assert isinstance(result[name], kind), name
     result = rolled[0]
     assert result["sandbox_id"] == result["sandbox"]["id"] and result["wall_s"] > 0 and result["agent_exit_code"] == 0
+    assert result["files"] == {"answer": "yes\n"} and result["files_extra"] == ["/app/none"]
+    assert [(command["cmd"], command["exit_code"], command["stdout"]) for command in result["setup_results"]] == [("echo set up", 0, "set up\n")]
     command, = result["verify_results"]
     assert command["exit_code"] == 0 and command["cmd"] and set(command) == {"cmd", "exit_code", "stdout", "stderr", "duration_s"}
     assert [len(turn["completion_token_ids"]) for turn in result["proxy_turns"]] == \
