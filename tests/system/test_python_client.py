@@ -206,6 +206,8 @@ def test_a_group(client):
         solved(result)
     over = client.group("a-group", wait_ms=20000)
     assert over["state"] == "over" and over["fates"] == {"ok": 3} and over["reward"]["mean"] == 1
+    rows = client.group_samples("a-group")
+    assert {row.rollout_id for row in rows} == set(made["rollouts"]) and {row.group_id for row in rows} == {"a-group"}
     with pytest.raises(pc.Conflict):
         client.cancel_group("a-group")
 
@@ -237,10 +239,10 @@ def test_a_submission_that_arrives_twice_is_one(client):
 
 
 class Cutter:
-    """Stands between client and server. Cuts the connection when the answer comes, as often as it is told to."""
+    """Stands between client and server. Cuts the connection when the answer comes (or has come so far), as often as told."""
 
-    def __init__(self, port, cuts):
-        self.port, self.cuts, self.listener = port, cuts, socket.create_server(("127.0.0.1", 0))
+    def __init__(self, port, cuts, after=0):
+        self.port, self.cuts, self.after, self.listener = port, cuts, after, socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
 
@@ -253,14 +255,17 @@ class Cutter:
                 threading.Thread(target=self.carry, args=(far, near, True), daemon=True).start()
 
     def carry(self, source, to, cutting):
+        left = self.after
         with contextlib.suppress(OSError):
             while True:
                 data = source.recv(65536)
-                if cutting and data and self.cuts:
+                if cutting and data and self.cuts and len(data) > left:
                     self.cuts -= 1
+                    to.sendall(data[:left])
                     break
                 if not data:
                     break
+                left -= len(data)
                 to.sendall(data)
         for end in (source, to):
             with contextlib.suppress(OSError):
@@ -281,6 +286,87 @@ def test_a_submission_whose_answer_is_lost_is_sent_again_and_taken_once(client):
     cutter.listener.close()
     assert cutter.cuts == 0
     assert sorted(row["id"] for row in client.rollouts(run="cut")["rollouts"]) == sorted([rollout, *group])
+
+
+def told(events):
+    """Without times: that of "final" is when it was said."""
+    return [(event.kind, event.id, {name: value for name, value in event.data.items() if name != "at_ms"}) for event in events]
+
+
+def test_events_of_a_rollout(client):
+    with pc.GateWorker(client, solve):
+        rollout = submit(client, group="watched")
+        events = list(client.events(rollout=rollout, timeout=60))
+    stages = [event.data["text"] for event in events if event.kind == "stage"]
+    assert stages[-2:] == ["collecting", "done"] and "running" in stages
+    assert [event.kind for event in events].count("call_done") == 2
+    assert events[-1].kind == "final" and events[-1].data["reward"] == 1 and all(event.id for event in events)
+    assert list(client.events(rollout=rollout, after=events[-1].id)) == []
+    assert told(client.events(rollout=rollout, after=events[2].id)) == told(events[3:])
+    with pytest.raises(pc.NotFound):
+        list(client.events(rollout="r-none"))
+    with pytest.raises(ValueError):
+        list(client.events(rollout=rollout, group="watched"))
+
+
+def test_events_go_on_where_the_connection_broke(client):
+    with pc.GateWorker(client, solve):
+        rollout = submit(client)
+        client.wait(rollout, 60)
+    whole = told(client.events(rollout=rollout, timeout=60))
+    cutter = Cutter(client.address.port, cuts=4, after=700)
+    with pc.Client(cutter.url, client.token) as own:
+        assert told(own.events(rollout=rollout, timeout=60)) == whole
+    assert cutter.cuts == 0
+
+    async def main():
+        cutter.cuts = 4
+        async with pc.AsyncClient(cutter.url, client.token) as aclient:
+            return [event async for event in aclient.events(rollout=rollout, timeout=60)]
+
+    assert told(asyncio.run(main())) == whole and cutter.cuts == 0
+    cutter.listener.close()
+
+
+def test_events_of_a_group_and_of_all(client):
+    seen = []
+
+    def watch():
+        for event in client.events(timeout=60):
+            seen.append(event)
+            if event.kind == "final" and len([e for e in seen if e.kind == "final"]) == 2:
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pc.GateWorker(client, solve):
+        ids = client.submit_group(2, "mini", TASK, group="watched-2", mode="gate")
+
+        async def main():
+            async with beside(client) as aclient:
+                return [event async for event in aclient.events(group="watched-2", timeout=60)]
+
+        events = asyncio.run(main())
+    watcher.join(60)
+    assert events[-1].kind == "group_final" and events[-1].data["fates"] == {"ok": 2}
+    for each in (events, seen):
+        assert sorted(event.data["rollout"] for event in each if event.kind == "final") == sorted(ids)
+
+
+def test_silence_of_events_ends_when_told(client):
+    rollout = submit(client)
+    client.take(rollout=rollout)
+    with pytest.raises(pc.TimedOut):
+        for _ in client.events(rollout=rollout, timeout=0.5):
+            pass
+
+    async def main():
+        async with beside(client) as aclient:
+            with pytest.raises(pc.TimedOut):
+                async for _ in aclient.events(rollout=rollout, timeout=0.5):
+                    pass
+
+    asyncio.run(main())
 
 
 def test_waiting_is_told_at_once(client):
