@@ -131,6 +131,7 @@ struct gateway_stats {
         refused;              /* broken: begun and not finished; refused: never admitted */
     uint32_t retries;         /* upstream tries beyond the first */
     uint32_t redelivered;     /* requests that came again and were no new call */
+    uint32_t abandoned;       /* open when a server died, and nobody asked again; broken, too */
     struct trace_usage usage; /* sum over answered calls */
     enum gateway_cause cause;
     struct err error; /* the first real error ever; kind ERR_NONE: there was none */

@@ -130,6 +130,15 @@ static void note_taken(struct olds *olds, struct json record)
 }
 
 /* Of an entry: what it used up. */
+/* What a model server's failure is for the rollout while no later call is answered; the status is
+ * the one the agent was shown (call.c, show_failure). */
+static bool is_upstreams(const struct gateway_session *session, struct json record)
+{
+    long long status = json_int_or(json_get(record, "http_status"), 0);
+    return !session->model->script && !session->model->replay &&
+           (status == 401 || status == 403 || status == 429 || status >= 500);
+}
+
 static void count_entry(struct gateway_session *session, const struct old *old, struct json record)
 {
     struct gateway_stats *stats = &session->stats;
@@ -144,8 +153,12 @@ static void count_entry(struct gateway_session *session, const struct old *old, 
         if (stats->error.kind == ERR_NONE && json_exists(json_get(record, "error")))
             err_set(&stats->error, ERR_LOST, "%.*s",
                     STR_ARGS(str_upto(json_str(json_get(record, "error"), &arena), 200)));
+        if (stats->cause == GATEWAY_FINE && is_upstreams(session, record))
+            stats->cause = GATEWAY_UPSTREAM;
         return;
     }
+    if (stats->cause == GATEWAY_UPSTREAM)
+        stats->cause = GATEWAY_FINE;
     stats->answered++;
     stats->turns += !side;
     if (trace_usage_read(json_get(json_get(record, "answer"), "usage"), &usage))
@@ -401,6 +414,7 @@ static void enter_broken(struct gateway_session *session, struct trace_call *rec
     buf_byte(&body, '\n');
     session_append_line(session, buf_str(&body));
     session->stats.broken++;
+    session->stats.abandoned++;
 }
 
 void restore_give_up(struct gateway_session *session)

@@ -518,6 +518,17 @@ void life_close_session(struct life *life, uint32_t grace_ms)
     gateway_session_close(life->session, grace_ms, on_session_over, life);
 }
 
+/* A server died while this agent waited for an answer, and the agent did not get over it: it ended
+ * badly without asking again, or takes a broken answer for a whole one. */
+static bool ended_with_its_server(const struct life *life)
+{
+    if (!life->stats.abandoned)
+        return false;
+    if (life->agent_fate == AGENT_OK)
+        return !life->stats.answered || agent_spec_reset_ends(life->plan->agent);
+    return life->agent_fate == AGENT_FAILED || life->agent_fate == AGENT_TIMED_OUT;
+}
+
 /* What the agent's end means, now that its calls are settled too. */
 enum trace_fate life_judge_fate(const struct life *life, struct err *why)
 {
@@ -543,6 +554,11 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
         return TRACE_FATE_STOPPED;
     case GATEWAY_FINE:
         break;
+    }
+    if (ended_with_its_server(life)) {
+        err_set(why, ERR_LOST,
+                "the server that ran it died before an answer, and the agent did not ask again");
+        return TRACE_FATE_INFRA_FAILED;
     }
     err_set(why, ERR_SYSTEM, "%s", life->err.text);
     switch (life->agent_fate) {

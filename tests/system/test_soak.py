@@ -38,13 +38,20 @@ argv = ["/bin/bash", "{instruction_file}"]
 timeout = "5m"
 """
 
-# Asks the model once, with the kind's name and the rollout's number, and fails when the answer is none.
+# Asks the model, with the kind's name and the rollout's number, and fails when the answer is none. A connection that breaks before
+# the answer is opened again, as every client library does it (RETRIES times).
 ASK = r"""
-exec 3<>/dev/tcp/127.0.0.1/13131
+trap '' PIPE
 body='{"model":"m","messages":[{"role":"user","content":"NAME NUMBER"}]}'
-printf 'POST /v1/chat/completions HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Type: application/json\r\n' >&3
-printf 'Content-Length: %d\r\n\r\n%s' "${#body}" "$body" >&3
-IFS= read -r status <&3
+for try in {0..RETRIES}; do
+    status=
+    exec 3<>/dev/tcp/127.0.0.1/13131 || { sleep 0.2; continue; }
+    printf 'POST /v1/chat/completions HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Type: application/json\r\n' >&3
+    printf 'Content-Length: %d\r\n\r\n%s' "${#body}" "$body" >&3
+    IFS= read -r -u 3 status && break
+    exec 3>&-
+    sleep 0.2
+done 2>/dev/null
 cat <&3 > answer
 [[ $status == *" 200 "* ]]
 """
@@ -53,6 +60,8 @@ cat <&3 > answer
 class Kind:
     """A way to go, and how it must end. `task` holds fields of the task, `order` of the submission."""
 
+    retries = 100
+
     def __init__(self, name, weight, fate, reward, script="true", stage=None, order=None, **task):
         self.name, self.weight, self.fate, self.reward, self.stage = name, weight, fate, reward, stage
         self.script, self.order, self.task = script, order or {}, task
@@ -60,7 +69,7 @@ class Kind:
     def make(self, number, folder):
         if self.name == "verifier-crashes":
             return str(folder / "verifier-crashes")
-        script = self.script.replace("NAME", self.name).replace("NUMBER", str(number))
+        script = self.script.replace("NAME", self.name).replace("NUMBER", str(number)).replace("RETRIES", str(self.retries))
         return {"name": self.name, "instruction": script, "verify": ["true"], **self.task}
 
 
@@ -279,10 +288,10 @@ def judge(night, killed=False):
         kind, row = BY_NAME[night.names[number]], rows[id]
         result = json.loads((night.home / "rollouts" / id / "result.json").read_text())
         told = (result["fate"], result["reward"], result.get("failed_stage"))
-        if killed and told[:2] == ("infra_failed", None) and result["error"] == KILLED:
+        if killed and told[:2] == ("infra_failed", None) and result["error"].startswith(KILLED):
             ended += 1
         elif told != (kind.fate, kind.reward, kind.stage):
-            wrong.append((number, kind.name, told, result.get("error")))
+            wrong.append((number, kind.name, told, result.get("error"), result.get("gateway")))
         assert row["fate"] == result["fate"] and row["reward"] == result["reward"] and row["done_ms"], (row, result)
         assert result["fate"] in REWARDED or result["reward"] is None
     assert not wrong, f"{len(wrong)} of {len(night.ids)} did not end as they must: {wrong[:8]}"
@@ -340,6 +349,30 @@ def test_the_server_is_killed_again_and_again(night):
     night.quiet()
     ended = judge(night, killed=True)
     print(f"{KILLS} kills, {len(night.ids)} rollouts, {ended} of them ended with their server")
-    assert ended < len(night.ids) - 40
+    # Most go on: what is lost was being made or taken apart at that very moment.
+    assert ended <= KILLS * 40 // 5
     assert night.stop() == 0
     nothing_left(night, census)
+
+
+def test_an_agent_that_does_not_ask_again_after_a_kill_has_no_reward(night):
+    """Its call died with the server. That it gave up then is not its failure, and no lesson."""
+    kind = BY_NAME["asks"]
+    kind.retries = 0
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(*_):
+        asked.set()
+        go_on.wait(60)
+        return 200
+
+    night.model.status_for = hold
+    try:
+        night.submit(["asks"])
+        assert asked.wait(60)
+        night.kill()
+        result = night.client.wait(night.ids[0], 60)
+    finally:
+        go_on.set()
+        kind.retries = Kind.retries
+    assert result["fate"] == "infra_failed" and result["reward"] is None and result["error"].startswith(KILLED), result
