@@ -184,6 +184,7 @@ enum agent_variable {
     AGENT_VAR_DISABLED_TOOLS,
     AGENT_VAR_MCP_URL,
     AGENT_VAR_MCP_NAME,
+    AGENT_VAR_LOADER,
     AGENT_VAR_ITEM, /* of a list, inside its part */
     AGENT_VARS
 };

@@ -106,7 +106,8 @@ struct agent_check {
     struct agent_spec *spec;
     struct sandbox *sandbox;
     struct arena arena;
-    struct loop_timer timer; /* the first, deferred step */
+    struct agent_values values; /* those that are known before any rollout */
+    struct loop_timer timer;    /* the first, deferred step */
     size_t path_at, program_at, folder_at, version_at;
     const char *argv[3];
     struct err err;
@@ -143,7 +144,8 @@ static void on_path(void *context, const struct sandbox_stat *stat, const struct
     if (is_lost(check, err))
         return;
     if ((err && err->kind != ERR_NONE) || stat->kind == SANDBOX_FILE_NONE) {
-        missing(check, check->spec->needs.paths[check->path_at]);
+        missing(check, agent_expand(&check->arena, check->spec->needs.paths[check->path_at],
+                                    &check->values));
         return;
     }
     check->path_at++;
@@ -230,7 +232,9 @@ static void step(struct agent_check *check)
 {
     const struct agent_needs *needs = &check->spec->needs;
     if (needs->paths && needs->paths[check->path_at]) {
-        sandbox_stat(check->sandbox, needs->paths[check->path_at], on_path, check);
+        const char *path =
+            agent_expand(&check->arena, needs->paths[check->path_at], &check->values);
+        sandbox_stat(check->sandbox, path, on_path, check);
         return;
     }
     if (needs->programs && needs->programs[check->program_at]) {
@@ -269,6 +273,7 @@ struct agent_check *agent_check(struct loop *loop, struct agent_spec *spec, stru
     check->sandbox = sandbox;
     check->on_done = on_done;
     check->context = context;
+    agent_values_fixed(&check->arena, spec, &check->values);
     loop_timer_start(loop, &check->timer, 0, on_begin, check);
     return check;
 }

@@ -32,18 +32,22 @@ const char *const agent_variable_names[AGENT_VARS + 1] = {
     [AGENT_VAR_DISABLED_TOOLS] = "disabled_tools",
     [AGENT_VAR_MCP_URL] = "mcp_url",
     [AGENT_VAR_MCP_NAME] = "mcp_name",
+    [AGENT_VAR_LOADER] = "loader",
     [AGENT_VAR_ITEM] = "item",
 };
 
 #if defined __x86_64__
 #define ARCH "x86_64"
 #define NPM_ARCH "x64"
+#define LOADER "/lib64/ld-linux-x86-64.so.2"
 #elif defined __aarch64__
 #define ARCH "aarch64"
 #define NPM_ARCH "arm64"
+#define LOADER "/lib/ld-linux-aarch64.so.1"
 #else
 #define ARCH "unknown"
 #define NPM_ARCH "unknown"
+#define LOADER "/lib"
 #endif
 
 /* "{word}", "{?word}", "{*word}" or "{/word}". */
@@ -224,6 +228,7 @@ void agent_values_fixed(struct arena *arena, const struct agent_spec *spec,
     values->value[AGENT_VAR_VERSION] = spec->version;
     values->value[AGENT_VAR_ARCH] = ARCH;
     values->value[AGENT_VAR_NPM_ARCH] = NPM_ARCH;
+    values->value[AGENT_VAR_LOADER] = LOADER;
     values->value[AGENT_VAR_DISABLED_TOOLS] = spec->disabled_tools;
     values->items = spec->disabled;
     if (spec->bundle.kind != AGENT_BUNDLE_NONE)

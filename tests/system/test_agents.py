@@ -790,6 +790,53 @@ def test_a_user_who_says_more_drives_an_agent_through_acp(agents_postern, instal
         server.stop()
 
 
+ACP_TURNS = r"""
+import json, sys, urllib.request
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] != "session/prompt":
+        send(id=request["id"], result={"protocolVersion": 1, "sessionId": "s"})
+        continue
+    body = json.dumps({}).encode()
+    url = "http://127.0.0.1:13131/v1/tools/count"
+    count = json.load(urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})))["result"]
+    text = request["params"]["prompt"][0]["text"] + " " + count.strip()
+    send(method="session/update", params={"update": {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}})
+    send(id=request["id"], result={"stopReason": "end_turn"})
+"""
+
+
+def test_a_conversation_and_its_tools_outlive_the_server(postern, tmp):
+    """kill -9 while the trainer is asked what the user says: the next server asks again, and the agent goes on."""
+    (tmp / "agent.py").write_text(ACP_TURNS)
+    (tmp / "acp.toml").write_text(ACP_SPEC % "x")
+    count = "n=$(cat /tmp/n 2>/dev/null || echo 0); n=$((n+1)); echo $n > /tmp/n; echo $n"
+    server = Server(postern)
+    rollout = server.submit(agent=str(tmp / "acp.toml"), tools=[{"type": "user"}], task={
+        "name": "t", "instruction": "one", "turns": ["two"], "tools": [{"name": "count", "command": ["sh", "-c", count], "where": "apart"}]})
+    first = server.control.take(wait_ms=60000)[0]
+    assert first["kind"] == "user" and first["arguments"]["transcript"][-1]["content"] == "two 2", first
+    assert server.control.answer(first, {"messages": [{"role": "assistant", "content": "x"}]})[0] == 400
+    assert server.control.answer(first, {"messages": [{"role": "user", "content": "three"}]})[0] == 200
+    lib.until(lambda: server.control.take(wait_ms=1000), 60, "the next turn to be over")  # and taken by nobody who answers
+    server.process.kill()
+    server.process.communicate(timeout=60)
+    server = Server(postern)
+    try:
+        second = server.control.take(wait_ms=60000)[0]
+        assert second["arguments"]["transcript"][-1]["content"] == "three 3", second
+        assert server.control.answer(second, {"messages": [{"role": "user", "content": "four"}]})[0] == 200
+        third = server.control.take(wait_ms=60000)[0]
+        assert third["arguments"]["transcript"][-1]["content"] == "four 4", third
+        assert server.control.answer(third, {"messages": []})[0] == 200
+        result = server.result(rollout)
+        assert result["fate"] == "ok" and result["final_text"] == "four 4", result
+    finally:
+        server.stop()
+
+
 def test_gemini_takes_several_turns_and_agents_without_acp_are_refused_them(agents_postern, installed, tmp):
     postern, agent = agents_postern, installed("gemini-cli")
     several = task(tmp / "t.json", instruction=INSTRUCTION, turns=["Second $(x) \"q\"", "-- third"], verify=["grep -q yes /app/answer"])
