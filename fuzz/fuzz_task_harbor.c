@@ -53,7 +53,7 @@ static void look_at(struct task *task)
 {
     const char *names[TASK_SYSTEM_DIRS_MAX + 1];
     if (!task->instruction || !task->name || task->workdir[0] != '/' ||
-        task_pristine_dirs(task, names) > TASK_SYSTEM_DIRS_MAX)
+        task_pristine_dirs(task, NULL, names) > TASK_SYSTEM_DIRS_MAX)
         abort();
     (void)task_network_check(task, true, NULL);
     for (size_t i = 0; i < task->step_count; i++)

@@ -31,6 +31,7 @@ static const struct flag flags[] = {
     {"turns",     0,   FLAG_COUNT,    AT(turns_max),  NULL, "N", "turns an agent may take"},
     {"offline",   0,   FLAG_BOOLEAN,  AT(offline),    NULL, NULL, "run tasks that ask for a network without one"},
     {"skip-permissions", 0, FLAG_BOOLEAN, AT(skip_permissions), NULL, NULL, "switch off the agent's own permission checks, where its spec says how"},
+    {"carry",     0,   FLAG_SETTING,  0, "rollout.carry",     "PATHS", "system directories in which the agent's changes count; /: all"},
     {"backend",   0,   FLAG_SETTING,  0, "sandbox.backend",   "NAME", "where sandboxes come from"},
     {"root",      0,   FLAG_TEXT,     AT(root),       NULL, "ROOT", "host, dir:/path or image:NAME"},
     {"isolation", 0,   FLAG_SETTING,  0, "sandbox.isolation", "LEVEL", "full (default), no-limits, no-seccomp"},

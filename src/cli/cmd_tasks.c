@@ -27,6 +27,7 @@ static const struct flag flags[] = {
     {"no-run",    0,   FLAG_BOOLEAN, AT(no_run),  NULL, NULL, "check: only read them"},
     {"offline",   0,   FLAG_BOOLEAN, AT(offline), NULL, NULL, "check: run tasks that ask for a network without one"},
     {"parallel",  'p', FLAG_SETTING, 0, "rollout.parallel-max", "P", "check: rollouts at once"},
+    {"carry",     0,   FLAG_SETTING, 0, "rollout.carry",     "PATHS", "check: system directories in which the agent's changes count; /: all"},
     {"backend",   0,   FLAG_SETTING, 0, "sandbox.backend",   "NAME", "check: where sandboxes come from"},
     {"isolation", 0,   FLAG_SETTING, 0, "sandbox.isolation", "LEVEL", "check: full (default), no-limits, no-seccomp"},
     {0},

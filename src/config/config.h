@@ -72,6 +72,7 @@ struct config {
     int64_t rollout_verify_ms_max;
     int64_t rollout_retries_max;
     bool rollout_offline;
+    const char *rollout_carry;
     int64_t rollout_artifact_bytes_max;
     int64_t rollout_log_bytes_max;
     int64_t rollout_queued_max;

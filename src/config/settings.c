@@ -259,6 +259,12 @@ const struct setting settings[] = {
      .min = SECOND,
      .max = DAY,
      .help = "Longest time for one verify command when a task does not say."},
+    {.name = "rollout.carry",
+     .type = SETTING_TEXT,
+     AT(rollout_carry),
+     .fallback = "",
+     .help = "Directories in which the verifier sees the agent's changes although programs come "
+             "from there, separated by blanks; / is everything, as in Harbor."},
     {.name = "rollout.offline",
      .type = SETTING_BOOLEAN,
      AT(rollout_offline),

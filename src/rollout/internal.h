@@ -54,6 +54,7 @@ struct plan {
     struct str tools; /* STR_NONE: none */
     struct gateway_tools_facts tool_facts;
     const char *home, *builder, *build_flags; /* for images of tasks */
+    const char *const *carry;                 /* see rollouts_options; NULL: none */
     bool offline;                             /* the task's wish for a network is passed over */
     const char *const *agent_artifacts;       /* that the agent's spec wants kept; NULL: none */
     uint64_t memory_bytes_max, disk_bytes_max;

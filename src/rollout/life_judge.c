@@ -83,7 +83,7 @@ void life_open_judge(struct life *life)
     spec.root_user = judge_as_root(life);
     if (life->carry) {
         spec.root = life->verify_root;
-    } else if (task_pristine_dirs(life->task, pristine)) {
+    } else if (task_pristine_dirs(life->task, life->plan->carry, pristine)) {
         spec.pristine = pristine;
         spec.pristine_layers = life->frozen;
     }
@@ -106,7 +106,9 @@ static void note_verification(struct life *life)
     json_set_text(&out, "files", life->carry ? "artifacts" : "final");
     json_key(&out, "pristine");
     json_begin_array(&out);
-    size_t count = life->judge && !life->carry ? task_pristine_dirs(life->task, pristine) : 0;
+    size_t count = life->judge && !life->carry
+                       ? task_pristine_dirs(life->task, life->plan->carry, pristine)
+                       : 0;
     if (life->carry)
         json_put_text(&out, "/");
     for (size_t i = 0; i < count; i++)
@@ -171,9 +173,15 @@ static void on_verdict(void *context, const struct task_verdict *verdict)
 static void verify_in(struct life *life, struct sandbox *sandbox, bool as_root)
 {
     const char *root = life->carry ? life->verify_root : life->root;
+    const char *pristine[TASK_SYSTEM_DIRS_MAX + 1], *everything[TASK_SYSTEM_DIRS_MAX + 1];
+    static const struct task nothing = {.workdir = TASK_WORKDIR};
+    (void)task_pristine_dirs(life->task, life->plan->carry, pristine);
+    (void)task_pristine_dirs(&nothing, NULL, everything); /* the agent was never there */
     struct task_verify_options options = {
         .as_root = as_root,
-        .pristine_system = life->judge != NULL,
+        .pristine = !life->judge  ? NULL
+                    : life->carry ? everything
+                                  : pristine,
         .keep_logs = life->carry != NULL,
         .own_path = root && strncmp(root, "image:", 6) == 0,
         .ms_max = life_verify_ms(life),

@@ -98,7 +98,7 @@ static bool wants_freeze(const struct life *life)
     const struct task *task = life->plan->task;
     const char *names[TASK_SYSTEM_DIRS_MAX + 1];
     return is_first(life) && task_has_verifier(task) && life_judges_fresh(life) &&
-           task_pristine_dirs(life->task, names) &&
+           task_pristine_dirs(life->task, life->plan->carry, names) &&
            (life->as_root || task->setup_count || life->task->setup_count ||
             has_absolute_files(task));
 }

@@ -43,6 +43,22 @@ static uint32_t first_of(uint32_t a, uint32_t b, uint32_t c)
     return a ? a : b ? b : c;
 }
 
+/* Words separated by blanks; NULL: none. */
+static const char *const *split(struct arena *arena, const char *text)
+{
+    struct str rest = str_trim(str_of(text ? text : ""));
+    size_t count = 0;
+    if (!rest.size)
+        return NULL;
+    const char **words = arena_alloc(arena, (rest.size / 2 + 2) * sizeof *words);
+    while (rest.data) {
+        struct str word = str_cut(&rest, ' ');
+        if (word.size)
+            words[count++] = arena_text(arena, word);
+    }
+    return words;
+}
+
 struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *request,
                       const char *mode, const char *id)
 {
@@ -71,6 +87,7 @@ struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *r
     plan->skip_permissions = request->skip_permissions != 0;
     plan->turns_max = first_of(request->turns_max, task->turns_max, 0);
     plan->offline = request->offline;
+    plan->carry = split(&plan->arena, options->carry);
     plan->home = arena_text(&plan->arena, str_of(options->home));
     plan->builder = options->builder ? arena_text(&plan->arena, str_of(options->builder)) : NULL;
     plan->build_flags =

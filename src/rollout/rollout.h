@@ -43,6 +43,8 @@ struct rollouts_options {
     struct store *store;              /* NULL: no index */
     const struct rollout_lane *lanes; /* copied */
     size_t lane_count;
+    const char *carry; /* paths whose changes by the agent the verifier sees, besides those a task
+                          carries; separated by blanks. NULL: none */
     const char *builder, *build_flags; /* of images of tasks; NULL: the first that is there */
     uint32_t parallel_max;             /* 0: 64; rollouts past `queued` at once */
     uint32_t queued_max;               /* 0: 100000; more are refused with ERR_CAPACITY */

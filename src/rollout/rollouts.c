@@ -410,6 +410,7 @@ struct rollouts *rollouts_new(struct loop *loop, const struct rollouts_options *
     own->builder = options->builder ? arena_text(&rollouts->arena, str_of(options->builder)) : NULL;
     own->build_flags =
         options->build_flags ? arena_text(&rollouts->arena, str_of(options->build_flags)) : NULL;
+    own->carry = options->carry ? arena_text(&rollouts->arena, str_of(options->carry)) : NULL;
     own->owner = options->owner ? arena_text(&rollouts->arena, str_of(options->owner)) : NULL;
     own->parallel_max = or_else(options->parallel_max, 64);
     own->queued_max = or_else(options->queued_max, 100000);

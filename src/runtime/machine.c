@@ -133,6 +133,7 @@ static int build_rollouts(struct machine *machine, uint32_t parallel_max, struct
         .starts_per_second_max = (uint32_t)config->rollout_starts_per_second_max,
         .calls_in_flight_max = (uint32_t)config->rollout_calls_in_flight_max,
         .queue_ms_max = (uint32_t)config->rollout_queue_ms_max,
+        .carry = config->rollout_carry,
         .builder = config->sandbox_builder,
         .build_flags = config->sandbox_build_flags,
     };

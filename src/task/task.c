@@ -103,14 +103,15 @@ static bool any_lies_in(const char *const *paths, const char *name)
     return false;
 }
 
-size_t task_pristine_dirs(const struct task *task, const char *out[TASK_SYSTEM_DIRS_MAX + 1])
+size_t task_pristine_dirs(const struct task *task, const char *const *carry,
+                          const char *out[TASK_SYSTEM_DIRS_MAX + 1])
 {
     static const char *const names[] = {"usr",   "bin",    "sbin", "lib", "lib32",
                                         "lib64", "libx32", "etc",  "opt", "root"};
     size_t count = 0;
     for (size_t i = 0; i < COUNT(names); i++)
         if (!lies_in(task->workdir, names[i]) && !any_lies_in(task->carry, names[i]) &&
-            !any_lies_in(task->artifacts, names[i]))
+            !any_lies_in(carry, names[i]) && !any_lies_in(task->artifacts, names[i]))
             out[count++] = names[i];
     out[count] = NULL;
     return count;

@@ -235,10 +235,11 @@ struct task_work *task_put_solution(struct task *task, struct sandbox *sandbox,
  * to judge in. The reward file is cleared first; tests are uploaded only then; what the verifier
  * left running is killed before the reward is read. */
 struct task_verify_options {
-    bool as_root;         /* commands may run as root there */
-    bool pristine_system; /* the agent's changes to system directories are not there */
-    bool keep_logs;       /* of /logs only the verifier's part is cleared: nobody else was here */
-    bool own_path;        /* the root may have a PATH of its own: an image */
+    bool as_root;                /* commands may run as root there */
+    const char *const *pristine; /* the system directories without the agent's changes; NULL: none,
+                                    it is the agent's own sandbox */
+    bool keep_logs; /* of /logs only the verifier's part is cleared: nobody else was here */
+    bool own_path;  /* the root may have a PATH of its own: an image */
     uint32_t ms_max;
 };
 struct task_verdict {
@@ -257,9 +258,11 @@ void task_work_close(struct task_work *work); /* NULL is fine */
 
 /* The directories programs come from, by their names below /; NULL-terminated. In a fresh sandbox
  * they are as they were before the agent began, but for those the task carries (its working
- * directory, artifacts, `carry`). `out` has room for TASK_SYSTEM_DIRS_MAX + 1. */
+ * directory, artifacts, `carry`) and those the operator does (`carry` here; NULL: none). `out` has
+ * room for TASK_SYSTEM_DIRS_MAX + 1. */
 #define TASK_SYSTEM_DIRS_MAX 16
-size_t task_pristine_dirs(const struct task *task, const char *out[TASK_SYSTEM_DIRS_MAX + 1]);
+size_t task_pristine_dirs(const struct task *task, const char *const *carry,
+                          const char *out[TASK_SYSTEM_DIRS_MAX + 1]);
 
 /* --- rewards as text: one finite number, blanks around it allowed */
 bool task_reward_read(struct str text, double *reward, struct err *err);

@@ -283,15 +283,16 @@ struct task_work *task_verify(struct task *task, struct sandbox *sandbox,
     work->options = *options;
     work->user = task->verify_user ? task->verify_user : options->as_root ? "root" : NULL;
     bool root = work->user && strcmp(work->user, "root") == 0;
-    (void)task_pristine_dirs(task, work->pristine);
+    size_t count = 0;
+    for (; options->pristine && options->pristine[count] && count < TASK_SYSTEM_DIRS_MAX; count++)
+        work->pristine[count] = options->pristine[count];
     bool root_home = false;
     for (size_t i = 0; work->pristine[i]; i++)
         root_home |= strcmp(work->pristine[i], "root") == 0;
     work_set_env(work, (const char *const *const[]){verifier_env}, 1);
     /* Root's own, with whatever the image has in it, unless the agent worked there. */
-    work_set_env_entry(work, root && (root_home || !options->pristine_system)
-                                 ? "HOME=/root"
-                                 : "HOME=" VERIFIER_HOME);
+    work_set_env_entry(work, root && (root_home || !options->pristine) ? "HOME=/root"
+                                                                       : "HOME=" VERIFIER_HOME);
     work_set_env(work, (const char *const *const[]){task->env, task->verify_env}, 2);
     work_set_commands(work, task->verify, task->verify_count, task->test_script);
     work->step = WORK_CLEAR_LOGS;

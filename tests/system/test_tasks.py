@@ -240,6 +240,8 @@ def test_what_setup_installed_is_there_and_what_the_agent_installed_is_not(poste
     result = one(postern, "--task", carried, "--model", model)
     assert result["rewards"] == {"reward": 1, "setup": 1, "agent": 1, "srv": 1}
     assert "/usr" not in result["verification"]["pristine"] and "/etc" in result["verification"]["pristine"]
+    asked = one(postern, "--task", plain, "--model", model, "--carry", "/usr /opt")
+    assert asked["rewards"]["agent"] == 1 and "/opt" not in asked["verification"]["pristine"], asked
 
 
 def test_the_attacks_work_where_nothing_protects(postern, tmp, with_pytest):

@@ -612,17 +612,19 @@ TEST(what_the_verifier_sees_of_system_directories_is_the_tasks_choice)
     struct err err = {0};
     const char *names[TASK_SYSTEM_DIRS_MAX + 1];
     OWN(task) struct task *plain = load_one("{\"instruction\": \"x\"}", &err);
-    size_t all = task_pristine_dirs(plain, names);
+    size_t all = task_pristine_dirs(plain, NULL, names);
     EXPECT(all >= 8);
+    EXPECT_INT(task_pristine_dirs(plain, (const char *const[]){"/etc/x", "/usr", NULL}, names),
+               all - 2);
     OWN(task)
     struct task *root = load_one("{\"instruction\": \"x\", \"workdir\": \"/root/x\", "
                                  "\"verifier\": {\"carry\": [\"/etc/nginx\"]}}",
                                  &err);
-    EXPECT_INT(task_pristine_dirs(root, names), all - 2);
+    EXPECT_INT(task_pristine_dirs(root, NULL, names), all - 2);
     for (size_t i = 0; names[i]; i++)
         EXPECT(strcmp(names[i], "etc") != 0 && strcmp(names[i], "root") != 0);
     OWN(task)
     struct task *everything =
         load_one("{\"instruction\": \"x\", \"verifier\": {\"carry\": [\"/\"]}}", &err);
-    EXPECT_INT(task_pristine_dirs(everything, names), 0);
+    EXPECT_INT(task_pristine_dirs(everything, NULL, names), 0);
 }
