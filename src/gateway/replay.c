@@ -79,64 +79,6 @@ static int read_messages(struct replay *replay, struct json line, struct recorde
     return 0;
 }
 
-static bool read_part(struct json value, struct arena *arena, struct trace_part *out)
-{
-    struct str kind = json_str(json_get(value, "type"), arena);
-    out->text = json_str(json_get(value, "text"), arena);
-    struct json raw = json_get(value, "raw");
-    out->raw = json_exists(raw) ? json_raw(raw) : STR_NONE;
-    for (int i = 0; i < TRACE_PART_KINDS; i++) {
-        if (!str_is(kind, trace_part_kind_name((enum trace_part_kind)i)))
-            continue;
-        out->kind = (enum trace_part_kind)i;
-        return true;
-    }
-    return false;
-}
-
-static int read_content(struct json content, struct arena *arena, struct trace_message *out,
-                        struct err *err)
-{
-    bool list = json_type(content) == JSON_ARRAY;
-    size_t count = list ? json_size(content) : 1;
-    struct trace_part *parts = arena_alloc(arena, (count + 1) * sizeof *parts);
-    if (!parts)
-        return out_of_room(err);
-    out->parts = parts;
-    if (json_type(content) == JSON_STRING) {
-        parts[0].text = json_str(content, arena);
-        out->part_count = 1;
-    } else if (list) {
-        JSON_EACH (item, content)
-            if (read_part(item.value, arena, &parts[out->part_count]))
-                out->part_count++;
-    }
-    return 0;
-}
-
-static int read_answer_message(struct json value, struct arena *arena, struct trace_message *out,
-                               struct err *err)
-{
-    struct json calls = json_get(value, "tool_calls"), opaque = json_get(value, "opaque");
-    struct trace_tool_call *list = arena_alloc(arena, (json_size(calls) + 1) * sizeof *list);
-    out->role = TRACE_ASSISTANT;
-    if (!list)
-        return out_of_room(err);
-    if (json_type(json_get(value, "reasoning")) == JSON_STRING)
-        out->reasoning = json_str(json_get(value, "reasoning"), arena);
-    if (json_exists(opaque))
-        out->opaque = json_raw(opaque);
-    JSON_EACH (item, calls) {
-        list[out->call_count++] = (struct trace_tool_call){
-            .id = json_str(json_get(item.value, "id"), arena),
-            .name = json_str(json_get(item.value, "name"), arena),
-            .arguments = json_str(json_get(item.value, "arguments"), arena),
-        };
-    }
-    out->calls = list;
-    return read_content(json_get(value, "content"), arena, out, err);
-}
-
 /* Four bytes each, after `shared` of the parent's tokens. */
 static const void *read_numbers(struct json list, bool floats, const int32_t *parent, size_t shared,
                                 struct arena *arena, size_t *count)
@@ -190,7 +132,9 @@ int recorded_answer_read(struct json answer, struct arena *arena, struct trace_a
         if (str_is(finish, trace_finish_name((enum trace_finish)i)))
             out->finish = (enum trace_finish)i;
     (void)trace_usage_read(json_get(answer, "usage"), &out->usage);
-    return read_answer_message(json_get(answer, "message"), arena, &out->message, err);
+    return trace_message_read(json_get(answer, "message"), arena, &out->message)
+               ? 0
+               : err_set(err, ERR_INPUT, "an answer of the record has no message that can be read");
 }
 
 static int read_answer(struct replay *replay, struct json line, struct trace_answer *out,

@@ -400,3 +400,35 @@ def test_a_trainer_renders_only_what_is_new(postern, tmp_path):
         assert trainer.ask("GET", "/v1/groups/g-nobody/samples")[0] == 404
     finally:
         server.stop()
+
+
+def test_a_killed_server_loses_no_turn(postern):
+    """kill -9 between two turns: the agent goes on with the next server, and the rows are whole."""
+    engine, seen = Engine(), []
+
+    def answer_one(trainer):
+        call, = lib.until(lambda: trainer.take(wait_ms=5000), 60, "a held call")
+        made = engine.answer({"messages": call["messages"], "model": "m"}, engine.render(call["messages"], True))
+        assert trainer.answer(call, made)[0] == 200
+        seen.append(made)
+
+    server = GateServer(postern)
+    id = server.submit(realign_max=4096)
+    answer_one(server.control)
+    lib.until(lambda: server.records(id), 30, "the first turn on record")
+    server.process.kill()
+    server.process.communicate()
+    server = GateServer(postern)
+    try:
+        while len(seen) < 3:
+            answer_one(server.control)
+        result = server.result(id)
+        assert result["fate"] == "ok" and result["reward"] == 1, result
+        row, = rows_of(postern, result)
+        check_row(row)
+        # The letters of an answer come back as other tokens: bridged, as was asked for.
+        assert row["continuity"]["status"] == "realigned" and [turn["trained"] for turn in row["turns"]] == [True] * 3
+        trained = [id for id, one in zip(row["token_ids"], row["mask"]) if one]
+        assert trained == [id for made in seen for id in made["choices"][0]["token_ids"]]
+    finally:
+        server.stop()
