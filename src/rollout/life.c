@@ -389,6 +389,7 @@ void life_begin(void *argument)
     life->capabilities = (unsigned)capabilities;
     bool network_off = life->capabilities & SANDBOX_CAN_NETWORK_OFF;
     if ((!plan->offline && task_network_check(plan->task, network_off, &err) < 0) ||
+        task_env_check(plan->task, agent_spec_wants_solution(plan->agent), &err) < 0 ||
         (agent_spec_wants_solution(plan->agent) && !task_has_solution(plan->task) &&
          err_set(&err, ERR_INPUT, "the task has no solution for the oracle") < 0)) {
         life_fail(life, TRACE_FATE_SETUP_FAILED, &err);

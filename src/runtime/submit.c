@@ -139,26 +139,28 @@ static struct task *find_task(struct submitter *submitter, const struct api_subm
     struct recent *recent = recent_of(submitter, "task", order->task);
     if (recent)
         return task_ref(recent->task);
-    struct task **tasks = NULL;
-    size_t count = 0;
     if (!order->task[0] || strcmp(order->task, "-") == 0) {
         err_set(err, ERR_INPUT, "'task' is a path or a task as an object");
         (void)bad(err, "task");
         return NULL;
     }
-    if (task_load(order->task, &tasks, &count, err) < 0) {
-        (void)bad(err, "task");
-        return NULL;
-    }
-    struct task *task = count == 1 ? task_ref(tasks[0]) : NULL;
-    if (task) {
+    OWN(task_source) struct task_source *source = task_source_open(order->task, err);
+    struct err why = {0};
+    struct task *task = source ? task_source_next(source, &why) : NULL;
+    OWN(task) struct task *second = task ? task_source_next(source, &why) : NULL;
+    if (task && !second && why.kind == ERR_NONE) {
         keep_recent(submitter, "task", order->task, NULL, task);
-    } else {
-        err_set(err, ERR_INPUT, "'task' names %zu tasks: submit them one by one", count);
-        (void)bad(err, "task");
+        return task;
     }
-    task_list_free(tasks, count);
-    return task;
+    if (why.kind != ERR_NONE)
+        err_copy(err, &why);
+    else if (second)
+        err_set(err, ERR_INPUT, "'task' names several tasks: submit them one by one");
+    else if (source)
+        err_set(err, ERR_INPUT, "'%s' holds no task", order->task);
+    (void)bad(err, "task");
+    task_unref(task);
+    return NULL;
 }
 
 /* ---------------------------------------------------------------- what the backend can do */
@@ -223,6 +225,8 @@ static int check_backend(struct submitter *submitter, const struct api_submit *o
         return cannot(err, backend, "root", "task.root");
     bool network_off = *can & SANDBOX_CAN_NETWORK_OFF;
     if (!request->offline && task_network_check(request->task, network_off, err) < 0)
+        return err_at(err, "task");
+    if (task_env_check(request->task, agent_spec_wants_solution(request->agent), err) < 0)
         return err_at(err, "task");
     if (agent_spec_wants_solution(request->agent) && !task_has_solution(request->task)) {
         err_set(err, ERR_INPUT, "the task has no solution for the oracle");

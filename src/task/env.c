@@ -116,6 +116,21 @@ int task_env_resolve(const struct task *task, const char *const *list, struct ar
     return 0;
 }
 
+int task_env_check(const struct task *task, bool oracle, struct err *err)
+{
+    OWN(arena) struct arena arena = {0};
+    const char *const *const lists[] = {task->env, task->agent_env, task->verify_env,
+                                        oracle ? task->solution_env : NULL};
+    const char *const *out;
+    for (size_t i = 0; i < COUNT(lists); i++)
+        if (task_env_resolve(task, lists[i], &arena, &out, NULL, err) < 0)
+            return -1;
+    for (size_t i = 0; i < task->step_count; i++)
+        if (task_env_check(task->steps[i], oracle, err) < 0)
+            return -1;
+    return 0;
+}
+
 void task_secrets_hide(const char *const *secrets, struct buf *text)
 {
     for (; secrets && *secrets; secrets += 2) {

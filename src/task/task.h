@@ -191,6 +191,8 @@ void task_write(const struct task *task,
  * (NULL-terminated pairs name, value) gets the host's values, to be kept out of logs. */
 int task_env_resolve(const struct task *task, const char *const *list, struct arena *arena,
                      const char *const **out, const char *const **secrets, struct err *err);
+/* Can all of them be had? Before anything is made. */
+int task_env_check(const struct task *task, bool oracle, struct err *err);
 /* Replaces each secret in `text` by [NAME]. */
 void task_secrets_hide(const char *const *secrets, struct buf *text);
 

@@ -429,7 +429,7 @@ def test_host_variables_reach_who_is_to_have_them_and_no_log(postern, tmp):
             assert secret.encode() not in file.read_bytes(), file
     assert "TOKEN=none KEY=" in (pathlib.Path(result["dir"]) / "agent.log").read_text()
     missing = one(postern, "--task", path, agent="nop")
-    assert missing["reward"] is None and "TASK_JUDGE_KEY" in missing["cause"], missing
+    assert missing["class"] == "setup_failed" and "TASK_JUDGE_KEY" in missing["cause"] and missing["calls"] == 0, missing
 
 
 def test_unknown_keys_are_said_and_the_task_runs(postern, tmp):
