@@ -219,6 +219,7 @@ bool spec_uses(const struct agent_spec *spec, enum agent_variable variable);
 
 /* --- spec_wire.c: what passes between the agent and its inlet */
 int agent_wire_read(struct agent_spec *spec, struct toml_node *root, struct err *err);
+void agent_wire_write(const struct agent_spec *spec, struct json_writer *out); /* members */
 
 /* --- spec_exit.c: how it ends and what is kept of it */
 int agent_exit_read(struct agent_spec *spec, struct toml_node *root, struct err *err);

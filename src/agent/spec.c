@@ -623,4 +623,5 @@ void agent_spec_write_members(const struct agent_spec *spec, struct json_writer 
         if (spec->dialects & 1u << i)
             json_put_text(out, dialect_names[i]);
     json_end_array(out);
+    agent_wire_write(spec, out);
 }

@@ -228,3 +228,23 @@ bool agent_spec_reset_ends(const struct agent_spec *spec)
 {
     return spec->reset_ends;
 }
+
+void agent_wire_write(const struct agent_spec *spec, struct json_writer *out)
+{
+    static const char *const mcp[] = {NULL, "none", "config", "acp"};
+    const struct trace_rules *rules = &spec->rules_wire;
+    json_set_text(out, "mcp", mcp[spec->mcp]);
+    json_set_bool(out, "takes_turns", agent_spec_takes_turns(spec));
+    json_key(out, "side_calls");
+    json_begin_array(out);
+    for (size_t i = 0; i < rules->side_count; i++)
+        json_put_text(out, rules->sides[i].name);
+    json_end_array(out);
+    json_key(out, "nonces");
+    json_begin_array(out);
+    for (size_t i = 0; i < rules->nonce_count; i++)
+        json_put_text(out, rules->nonces[i].name);
+    json_end_array(out);
+    if (spec->retry_attempts)
+        json_set_int(out, "retry_attempts", spec->retry_attempts);
+}

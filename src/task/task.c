@@ -198,6 +198,9 @@ void task_write(const struct task *task, struct json_writer *out)
         json_set_bool(out, "separate_verify", true);
     write_texts(out, "carry", task->carry);
     write_texts(out, "artifacts", task->artifacts);
+    if (task->tool_definitions.size)
+        json_set_raw(out, "tools", task->tool_definitions);
+    write_texts(out, "turns", task->turns);
     write_env_names(out, "env", task->env);
     write_env_names(out, "verify_env", task->verify_env);
     json_set_int(out, "agent_ms_max", task->agent_ms_max);
