@@ -79,6 +79,10 @@ void api_write_calls(struct api *api, struct gate_work *const *calls, size_t cou
     size_t start = out->out->size;
     json_key(out, "calls");
     json_begin_array(out);
+    size_t size = 256;
+    for (size_t i = 0; i < count && size < TAKE_BYTES_MAX; i++)
+        size += gate_work_size(calls[i], raw);
+    (void)buf_reserve(out->out, size);
     for (size_t i = 0; i < count; i++) {
         if (out->out->size - start < TAKE_BYTES_MAX)
             gate_work_write(calls[i], raw, out);
@@ -119,7 +123,7 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
     json_begin_object(&out);
     api_write_calls(wait->api, calls, count, wait->raw, &out);
     json_end_object(&out);
-    http_respond_json(wait->exchange, 200, buf_str(&body));
+    http_respond_json_buf(wait->exchange, 200, &body);
     list_remove(&wait->link);
     free(wait);
 }

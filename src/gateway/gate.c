@@ -64,6 +64,7 @@ struct gate_work {
     struct loop_timer timer;
     struct gate_stream *stream;
     void *payload;
+    size_t size;
     void (*write)(void *, bool, struct json_writer *);
     int (*read)(struct str, struct buf *, struct err *);
     bool whole;
@@ -337,6 +338,7 @@ struct gate_call *gate_hold(struct gate *gate, struct loop *lane, const struct g
                                .id = mem_dup(hold->call_id),
                                .turn = hold->turn,
                                .payload = hold->payload,
+                               .size = hold->size,
                                .write = hold->write,
                                .read = hold->read,
                                .whole = hold->whole,
@@ -580,6 +582,11 @@ void gate_work_write(struct gate_work *work, bool raw, struct json_writer *out)
         json_set_null(out, "deadline_ms");
     work->write(work->payload, raw, out);
     json_end_object(out);
+}
+
+size_t gate_work_size(const struct gate_work *work, bool raw)
+{
+    return 512 + work->size * (raw ? 2 : 1);
 }
 
 const char *gate_work_call_id(const struct gate_work *work)

@@ -215,6 +215,7 @@ static void start_http(struct upstream *upstream)
         .proxy_authorization = endpoint->proxy_authorization,
         .first_byte_ms_max = model->options.first_byte_ms_max,
         .idle_ms_max = model->options.idle_ms_max,
+        .body_stays = true,
     };
     upstream->call =
         http_call_start(gateway_client(upstream->gateway, model), &out, &handlers, upstream);

@@ -225,8 +225,8 @@ static int write_request(struct http_call *call, const struct http_request *requ
     struct buf *out = &call->request;
     if (!http_token_is(str_of(request->method)) || strcmp(request->method, "CONNECT") == 0)
         return err_set(err, ERR_INPUT, "'%s' is not a method to call with", request->method);
-    size_t size =
-        128 + strlen(request->method) + url->path.size + url->host.size + request->body.size;
+    struct str copied = request->body_stays ? STR_NONE : request->body;
+    size_t size = 128 + strlen(request->method) + url->path.size + url->host.size + copied.size;
     for (size_t i = 0; i < request->header_count; i++)
         size += http_field_size(request->headers[i].name, request->headers[i].value);
     (void)buf_reserve(out, size);
@@ -259,7 +259,9 @@ static int write_request(struct http_call *call, const struct http_request *requ
     if (request->body.size || has_body_by_nature(request->method))
         buf_format(out, "Content-Length: %zu\r\n", request->body.size);
     buf_append(out, "\r\n", 2);
-    buf_str_append(out, request->body);
+    buf_str_append(out, copied);
+    if (request->body_stays)
+        call->body = request->body;
     return 0;
 }
 

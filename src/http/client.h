@@ -71,6 +71,7 @@ struct http_call {
     struct http_call_handlers handlers;
     void *context;
     struct buf request; /* head and body; gone once a retry is out of the question */
+    struct str body;    /* the body, when it is not in there */
     struct http_deadline deadline;
     uint64_t first_byte_due;
     uint32_t idle_ms_max;

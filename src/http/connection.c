@@ -240,6 +240,41 @@ void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count)
     }
 }
 
+void http_conn_send_buf(struct http_conn *conn, struct str head, struct buf *body)
+{
+    struct iovec pieces[3] = {{0}, {(char *)(uintptr_t)head.data, head.size}, {0}};
+    struct iovec both[2] = {pieces[1], {body->data, body->size}};
+    struct msghdr message = {.msg_iov = both, .msg_iovlen = 2};
+    ssize_t sent = -1;
+    if (!conn->closed && !conn->broken && !conn->blocked && !conn->out.size)
+        sent = sendmsg(conn->watch.fd, &message, MSG_NOSIGNAL);
+    if (sent < (ssize_t)head.size) {
+        /* Nothing, or not even the head: the usual way, from where it is. */
+        size_t done = sent > 0 ? (size_t)sent : 0;
+        pieces[1] = (struct iovec){both[0].iov_base + done, head.size - done};
+        pieces[2] = both[1];
+        http_conn_send(conn, pieces, 3);
+        buf_deinit(body);
+        return;
+    }
+    buf_consume(body, (size_t)sent - head.size);
+    if (!body->size) {
+        buf_deinit(body);
+        return;
+    }
+    buf_deinit(&conn->out);
+    conn->out = *body;
+    *body = (struct buf){0};
+    conn->blocked = true;
+    conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
+    if (conn->out.size > conn->server->options.queue_bytes_max) {
+        conn->broken = true;
+        http_conn_wake(conn);
+    } else if (!conn->processing) {
+        http_conn_settle(conn);
+    }
+}
+
 void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count)
 {
     size_t size = 0;
@@ -571,14 +606,19 @@ static void read_ready(struct http_conn *conn)
         pump(conn, NULL, 0);
         return;
     }
-    char *scratch = loop_scratch(conn->loop);
+    /* The middle of a large body goes where it will be: once, and not over the scratch. */
+    char *body = conn->in.size ? NULL : http_exchange_room(conn->exchange, &max);
+    char *scratch = body ? body : loop_scratch(conn->loop);
     ssize_t got = recv(conn->watch.fd, scratch, max, 0);
     if (got < 0 && errno != EAGAIN && errno != EINTR) {
         conn->lost = true;
         http_conn_gone(conn, ERR_LOST, "the peer went away");
     } else if (got == 0)
         at_eof(conn);
-    pump(conn, scratch, got > 0 ? (size_t)got : 0);
+    if (body && got > 0)
+        http_exchange_received(conn->exchange, (size_t)got);
+    else
+        pump(conn, scratch, got > 0 ? (size_t)got : 0);
 }
 
 static void ready(struct loop_watch *watch, uint32_t events)

@@ -16,6 +16,8 @@
 /* Of a request's body that nobody asked for: read over up to here, so that the connection can stay.
  */
 enum { DISCARD_BYTES_MAX = 65536 };
+/* Of a large body, read over the scratch; what comes before goes straight to its place. */
+enum { LAST_BYTES_MIN = 16384 };
 
 /* --- making --- */
 
@@ -152,6 +154,29 @@ struct loop *http_exchange_loop(const struct http_exchange *exchange)
 }
 
 /* --- the body --- */
+
+char *http_exchange_room(struct http_exchange *exchange, size_t *max)
+{
+    if (!exchange || exchange->mode != BODY_COLLECT || !http_exchange_wants_body(exchange) ||
+        exchange->body.kind != HTTP_BODY_LENGTH || exchange->body.left < LAST_BYTES_MIN * 2)
+        return NULL;
+    struct buf *all = &exchange->collected;
+    size_t room = all->start ? all->capacity - (size_t)(all->data - all->start) - all->size : 0;
+    size_t wanted = (size_t)(exchange->body.left - LAST_BYTES_MIN);
+    if (room < LAST_BYTES_MIN)
+        return NULL;
+    *max = room < wanted ? room : wanted;
+    return all->data + all->size;
+}
+
+void http_exchange_received(struct http_exchange *exchange, size_t size)
+{
+    buf_added(&exchange->collected, size);
+    exchange->body.left -= size;
+    exchange->body_bytes += size;
+    exchange->conn->read_due = http_exchange_body_due(exchange);
+    http_conn_settle(exchange->conn);
+}
 
 bool http_exchange_take_body(struct http_exchange *exchange, struct buf *out)
 {
@@ -328,10 +353,31 @@ void http_respond(struct http_exchange *exchange, int status, const struct http_
     http_conn_wake(exchange->conn);
 }
 
+static const struct http_header json_type = {{"Content-Type", 12}, {"application/json", 16}};
+
 void http_respond_json(struct http_exchange *exchange, int status, struct str body)
 {
-    static const struct http_header json = {{"Content-Type", 12}, {"application/json", 16}};
-    http_respond(exchange, status, &json, 1, body);
+    http_respond(exchange, status, &json_type, 1, body);
+}
+
+void http_respond_json_buf(struct http_exchange *exchange, int status, struct buf *body)
+{
+    struct http_conn *conn = exchange->conn;
+    if (conn->out.size || conn->blocked || exchange->bodiless || !body->size) {
+        http_respond(exchange, status, &json_type, 1, buf_str(body));
+        buf_deinit(body);
+        return;
+    }
+    if (is_void(exchange, true)) {
+        buf_deinit(body);
+        return;
+    }
+    char head[2048];
+    CHECK(head_size_max(&json_type, 1) <= sizeof head);
+    size_t size = write_head(exchange, head, status, &json_type, 1, (long long)body->size);
+    exchange->ended = true;
+    http_conn_send_buf(conn, str_make(head, size), body);
+    http_conn_wake(conn);
 }
 
 /* The head waits in the queue until the first piece of body or the end of the tick, whichever comes

@@ -91,6 +91,9 @@ void http_exchange_resume(struct http_exchange *exchange);
 void http_respond(struct http_exchange *exchange, int status, const struct http_header *headers,
                   size_t header_count, struct str body);
 void http_respond_json(struct http_exchange *exchange, int status, struct str body);
+/* The same for a large body, whose memory is taken over: what cannot be sent at once is not copied.
+ */
+void http_respond_json_buf(struct http_exchange *exchange, int status, struct buf *body);
 void http_respond_begin(struct http_exchange *exchange, int status,
                         const struct http_header *headers,
                         size_t header_count); /* body follows, chunked */
@@ -143,7 +146,8 @@ struct http_request {
     const char *url; /* http://host[:port]/path, https://..., or unix:/path/to.sock:/path */
     const struct http_header *headers;
     size_t header_count; /* Host is ours unless given; framing fields are always ours */
-    struct str body;     /* copied */
+    struct str body;     /* copied, unless: */
+    bool body_stays;     /* it outlives the call */
     /* http://host[:port] of a proxy to go through: with CONNECT for https, with the whole address
      * for http. NULL: straight. `proxy_authorization` is for the proxy alone; may be NULL. */
     const char *proxy, *proxy_authorization;

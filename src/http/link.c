@@ -110,24 +110,45 @@ static void fail(struct link *link)
 
 static bool unsent(const struct link *link)
 {
-    return link->call && !link->mute && link->sent < link->call->request.size;
+    const struct http_call *call = link->call;
+    return call && !link->mute && link->sent < call->request.size + call->body.size;
+}
+
+/* The head, and the body behind it where it lies elsewhere. */
+static ssize_t send_pieces(struct link *link)
+{
+    const struct http_call *call = link->call;
+    struct iovec pieces[2];
+    struct msghdr message = {.msg_iov = pieces};
+    if (link->sent < call->request.size)
+        pieces[message.msg_iovlen++] =
+            (struct iovec){call->request.data + link->sent, call->request.size - link->sent};
+    size_t of_body = link->sent > call->request.size ? link->sent - call->request.size : 0;
+    if (of_body < call->body.size)
+        pieces[message.msg_iovlen++] =
+            (struct iovec){(char *)(uintptr_t)call->body.data + of_body, call->body.size - of_body};
+    return sendmsg(link->watch.fd, &message, MSG_NOSIGNAL);
 }
 
 static void send_some(struct link *link)
 {
     struct err err = {0};
     while (unsent(link) && !link->trouble) {
-        const char *data = link->call->request.data + link->sent;
-        size_t size = link->call->request.size - link->sent;
+        const struct http_call *call = link->call;
         ssize_t sent;
         if (link->tls) {
+            bool in_body = link->sent >= call->request.size;
+            struct str rest = in_body ? str_from(call->body, link->sent - call->request.size)
+                                      : str_from(buf_str(&call->request), link->sent);
+            const char *data = rest.data;
+            size_t size = rest.size;
             sent = http_tls_write(link->tls, data, size, &err);
             if (sent == TLS_WANT_READ || sent == TLS_WANT_WRITE)
                 return;
             if (sent < 0 && err.kind != ERR_LOST)
                 trouble(link, err.kind, "%s", err.text);
         } else {
-            sent = send(link->watch.fd, data, size, MSG_NOSIGNAL);
+            sent = send_pieces(link);
             if (sent < 0 && (errno == EAGAIN || errno == EINTR))
                 return;
         }
@@ -444,6 +465,7 @@ static void feed(struct link *link, char *data, size_t size)
         link->call->any_bytes = true;
         if (!unsent(link)) {
             buf_deinit(&link->call->request);
+            link->call->body = STR_NONE;
             link->sent = 0;
         }
     }

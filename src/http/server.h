@@ -101,6 +101,8 @@ void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text
  */
 void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count);
 /* The same, but what is small may wait for more until this tick is over. */
+/* A large body whose memory is taken over. */
+void http_conn_send_buf(struct http_conn *conn, struct str head, struct buf *body);
 void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count);
 void http_conn_wake(struct http_conn *conn);   /* pump when this tick is over */
 void http_conn_settle(struct http_conn *conn); /* what to watch for and until when */
@@ -111,6 +113,10 @@ bool http_conn_is_idle(const struct http_conn *conn);
 struct http_exchange *http_exchange_make(struct http_conn *conn, const struct http_head *head,
                                          struct str bytes);
 void http_exchange_free(struct http_exchange *exchange);
+/* Where the next bytes of a large body go that is collected and of known length, and how many;
+ * NULL: not so. Its last bytes are always read in the usual way. */
+char *http_exchange_room(struct http_exchange *exchange, size_t *max);
+void http_exchange_received(struct http_exchange *exchange, size_t size);
 bool http_exchange_wants_body(const struct http_exchange *exchange);
 /* When the next bytes of the body are late; 0: never. */
 uint64_t http_exchange_body_due(const struct http_exchange *exchange);
