@@ -331,7 +331,8 @@ static void taker_next(struct taker *taker)
     static const struct http_call_handlers handlers = {taker_head, taker_data, taker_done};
     char url[300], body[100];
     snprintf(url, sizeof url, "%s/v1/gate/take", options.trainer);
-    snprintf(body, sizeof body, "{\"max\":%d,\"wait_ms\":30000,\"lease_ms\":60000}", TAKE_CALLS);
+    snprintf(body, sizeof body,
+             "{\"max\":%d,\"wait_ms\":30000,\"lease_ms\":60000,\"raw\":false}", TAKE_CALLS);
     struct http_request request = {
         .method = "POST",
         .url = url,

@@ -93,12 +93,21 @@ static void make_room(struct gateway_session *session)
 {
     struct retries *retries = &session->retries;
     uint64_t now = loop_now_ms(session->gateway->loop);
+    if (!list_empty(&retries->order)) {
+        struct retry *newest = LIST_OF(retries->order.prev, struct retry, node);
+        if (!newest->call && newest->body.size > MEMORY_LARGEST_MAX)
+            forget(retries, newest);
+    }
     LIST_EACH (node, &retries->order) {
         struct retry *retry = LIST_OF(node, struct retry, node);
-        bool old = now - retry->done_ms > MEMORY_MS_MAX;
-        if (!retry->call && (old || retry->body.size > MEMORY_LARGEST_MAX))
-            forget(retries, retry);
+        if (retry->call)
+            continue;
+        if (now - retry->done_ms <= MEMORY_MS_MAX)
+            break; /* those that follow are younger */
+        forget(retries, retry);
     }
+    if (!crowded(retries))
+        return;
     for (int round = 0; round < 2; round++) {
         LIST_EACH (node, &retries->order) {
             struct retry *retry = LIST_OF(node, struct retry, node);
