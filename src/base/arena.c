@@ -16,15 +16,56 @@ struct arena_block {
 };
 
 #define BLOCK_BYTES 4032
+#define FIRST_BLOCK_BYTES 976 /* many arenas hold next to nothing */
+
+static void free_blocks(struct arena_block **blocks)
+{
+    while (*blocks) {
+        struct arena_block *block = *blocks;
+        *blocks = block->next;
+        free(block);
+    }
+}
 
 void arena_deinit(struct arena *arena)
 {
+    free_blocks(&arena->blocks);
+    free_blocks(&arena->spare);
+    arena->bytes_used = 0;
+}
+
+void arena_recycle(struct arena *arena, size_t bytes_max)
+{
+    size_t kept = 0;
+    for (struct arena_block *block = arena->spare; block; block = block->next)
+        kept += block->size;
     while (arena->blocks) {
         struct arena_block *block = arena->blocks;
         arena->blocks = block->next;
-        free(block);
+        kept += block->size;
+        if (kept > bytes_max) {
+            kept -= block->size;
+            free(block);
+            continue;
+        }
+        block->used = 0;
+        block->next = arena->spare;
+        arena->spare = block;
     }
     arena->bytes_used = 0;
+}
+
+/* The first spare block that is large enough; NULL: none. */
+static struct arena_block *take_spare(struct arena *arena, size_t size)
+{
+    for (struct arena_block **at = &arena->spare; *at; at = &(*at)->next) {
+        struct arena_block *block = *at;
+        if (block->size < size)
+            continue;
+        *at = block->next;
+        return block;
+    }
+    return NULL;
 }
 
 void *arena_alloc(struct arena *arena, size_t size)
@@ -35,9 +76,13 @@ void *arena_alloc(struct arena *arena, size_t size)
         return NULL;
     struct arena_block *block = arena->blocks;
     if (!block || block->size - block->used < size) {
-        size_t room = size > BLOCK_BYTES ? size : BLOCK_BYTES;
-        struct arena_block *fresh = mem_alloc(sizeof *fresh + room);
-        *fresh = (struct arena_block){.size = room};
+        size_t least = block || size > FIRST_BLOCK_BYTES ? BLOCK_BYTES : FIRST_BLOCK_BYTES;
+        size_t room = size > least ? size : least;
+        struct arena_block *fresh = take_spare(arena, size);
+        if (!fresh) {
+            fresh = mem_alloc(sizeof *fresh + room);
+            *fresh = (struct arena_block){.size = room};
+        }
         if (block && size > BLOCK_BYTES) { /* keep filling the current block */
             fresh->next = block->next;
             block->next = fresh;

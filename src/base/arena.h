@@ -10,12 +10,15 @@
 struct arena_block;
 
 struct arena {
-    struct arena_block *blocks;
+    struct arena_block *blocks, *spare;
     size_t bytes_used;
     size_t bytes_max; /* 0: no maximum */
 };
 
 void arena_deinit(struct arena *arena);
+/* Everything in it is gone, its memory is kept for what comes; more than `bytes_max` is given back.
+ */
+void arena_recycle(struct arena *arena, size_t bytes_max);
 static inline void own_arena(struct arena *arena)
 {
     arena_deinit(arena);

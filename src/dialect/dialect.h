@@ -169,6 +169,13 @@ void dialect_write_keepalive_event(const struct dialect *dialect, struct buf *ou
 
 /* ---------------------------------------------------------------- answers from an upstream */
 struct dialect_reader;
+/* What a reader needs while it looks at one event; shared by all readers of a thread it stays warm.
+ */
+struct dialect_scratch {
+    struct json_doc doc;
+    struct buf stripped, framed;
+};
+void dialect_scratch_deinit(struct dialect_scratch *scratch);
 struct dialect_reader_options {
     bool stream;          /* SSE; else one JSON body */
     bool strip_token_ids; /* relayed bytes lose what was captured but not asked for by the agent */
@@ -183,6 +190,7 @@ struct dialect_reader_options {
      * they are. Unary bodies come once, from dialect_reader_end(). May be NULL. */
     void (*on_relay)(void *context, struct str bytes, bool terminal);
     void *context;
+    struct dialect_scratch *scratch; /* NULL: its own */
 };
 struct dialect_reader *dialect_reader_new(const struct dialect *dialect,
                                           const struct dialect_reader_options *options);

@@ -14,6 +14,7 @@
 
 #define ANSWER_BYTES_MAX (64u * 1024 * 1024)
 #define EVENT_BYTES_MAX (16u * 1024 * 1024)
+#define SCRATCH_BYTES_MAX (64u * 1024) /* of an event: what a larger one needed is given back */
 
 struct dialect_reader {
     const struct dialect *dialect;
@@ -21,11 +22,17 @@ struct dialect_reader {
     struct sse sse;
     struct buf body; /* unary */
     size_t bytes;
-    struct json_doc doc;
-    struct buf stripped, framed;
+    struct dialect_scratch *scratch, own;
     struct answer_builder builder;
     bool done; /* the end marker was seen */
 };
+
+void dialect_scratch_deinit(struct dialect_scratch *scratch)
+{
+    json_doc_deinit(&scratch->doc);
+    buf_deinit(&scratch->stripped);
+    buf_deinit(&scratch->framed);
+}
 
 struct dialect_reader *dialect_reader_new(const struct dialect *dialect,
                                           const struct dialect_reader_options *options)
@@ -33,6 +40,7 @@ struct dialect_reader *dialect_reader_new(const struct dialect *dialect,
     struct dialect_reader *reader = mem_zero(sizeof *reader);
     reader->dialect = dialect;
     reader->options = *options;
+    reader->scratch = options->scratch ? options->scratch : &reader->own;
     if (!reader->options.bytes_max)
         reader->options.bytes_max = ANSWER_BYTES_MAX;
     if (!reader->options.event_bytes_max)
@@ -48,9 +56,7 @@ void dialect_reader_free(struct dialect_reader *reader)
         return;
     dialect_sse_deinit(&reader->sse);
     buf_deinit(&reader->body);
-    json_doc_deinit(&reader->doc);
-    buf_deinit(&reader->stripped);
-    buf_deinit(&reader->framed);
+    dialect_scratch_deinit(&reader->own);
     answer_deinit(&reader->builder);
     free(reader);
 }
@@ -91,8 +97,8 @@ static void append_line(struct buf *out, struct str field, struct str value)
 static void relay_event(struct dialect_reader *reader, const struct sse_event *event,
                         struct json data)
 {
-    buf_clear(&reader->stripped);
-    struct buf *out = &reader->stripped;
+    buf_clear(&reader->scratch->stripped);
+    struct buf *out = &reader->scratch->stripped;
     if (!reader->options.on_relay)
         return;
     if (!json_exists(data) || !reader->dialect->strip(data, &reader->options, out)) {
@@ -101,7 +107,7 @@ static void relay_event(struct dialect_reader *reader, const struct sse_event *e
     }
     if (out->size == 0)
         return;
-    struct buf *whole = &reader->framed;
+    struct buf *whole = &reader->scratch->framed;
     buf_clear(whole);
     if (event->name.size)
         append_line(whole, STR("event: "), event->name);
@@ -124,18 +130,20 @@ static int take_event(struct dialect_reader *reader, const struct sse_event *eve
         relay(reader, event->raw);
         return 0;
     }
-    if (json_read(&reader->doc, event->data, NULL, err) < 0) {
+    if (json_read(&reader->scratch->doc, event->data, NULL, err) < 0) {
         if (err)
             err->kind = ERR_PROTOCOL;
         return err_wrap(err, "an event of the model server's stream is no JSON");
     }
     OWN(arena) struct arena scratch = {0};
-    struct json data = json_root(&reader->doc);
+    struct json data = json_root(&reader->scratch->doc);
     if (is_error_object(data))
         return fail_with_error_object(data, &scratch, err);
     if (reader->dialect->read_event(&reader->builder, event->name, data, &scratch, err) < 0)
         return -1;
     relay_event(reader, event, data);
+    if (event->data.size > SCRATCH_BYTES_MAX)
+        dialect_scratch_deinit(reader->scratch);
     return 0;
 }
 
@@ -163,24 +171,26 @@ int dialect_reader_feed(struct dialect_reader *reader, struct str bytes, struct 
 
 static int take_body(struct dialect_reader *reader, struct err *err)
 {
-    if (json_read(&reader->doc, buf_str(&reader->body), NULL, err) < 0) {
+    if (json_read(&reader->scratch->doc, buf_str(&reader->body), NULL, err) < 0) {
         /* A body that was cut short is no JSON either; which of the two it was, nobody can tell. */
         if (err)
             err->kind = reader->body.size ? ERR_PROTOCOL : ERR_LOST;
         return err_wrap(err, "the model server's answer is no JSON");
     }
     OWN(arena) struct arena scratch = {0};
-    struct json body = json_root(&reader->doc);
+    struct json body = json_root(&reader->scratch->doc);
     if (is_error_object(body))
         return fail_with_error_object(body, &scratch, err);
     if (reader->dialect->read_body(&reader->builder, body, &scratch, err) < 0)
         return -1;
-    buf_clear(&reader->stripped);
+    buf_clear(&reader->scratch->stripped);
     if (reader->options.on_relay &&
-        reader->dialect->strip(body, &reader->options, &reader->stripped))
-        relay(reader, buf_str(&reader->stripped));
+        reader->dialect->strip(body, &reader->options, &reader->scratch->stripped))
+        relay(reader, buf_str(&reader->scratch->stripped));
     else
         relay(reader, buf_str(&reader->body));
+    if (reader->body.size > SCRATCH_BYTES_MAX)
+        dialect_scratch_deinit(reader->scratch);
     return 0;
 }
 
@@ -193,7 +203,8 @@ static int take_rest(struct dialect_reader *reader, struct err *err)
         struct err ignored = {0};
         bool marker = reader->dialect->end_marker &&
                       str_is(str_trim(event.data), reader->dialect->end_marker);
-        if (event.data.size && !marker && json_read(&reader->doc, event.data, NULL, &ignored) < 0)
+        if (event.data.size && !marker &&
+            json_read(&reader->scratch->doc, event.data, NULL, &ignored) < 0)
             return 0;
         if (take_event(reader, &event, err) < 0)
             return -1;

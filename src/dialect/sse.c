@@ -6,14 +6,22 @@
 void dialect_sse_deinit(struct sse *sse)
 {
     buf_deinit(&sse->pending);
-    buf_deinit(&sse->name);
-    buf_deinit(&sse->data);
+    buf_deinit(&sse->kept_name);
+    buf_deinit(&sse->joined);
     *sse = (struct sse){0};
 }
 
 void dialect_sse_feed(struct sse *sse, struct str bytes)
 {
-    buf_str_append(&sse->pending, bytes);
+    if (sse->pending.size)
+        buf_str_append(&sse->pending, bytes);
+    else
+        sse->fresh = bytes;
+}
+
+static struct str source(const struct sse *sse)
+{
+    return sse->pending.size ? buf_str(&sse->pending) : sse->fresh;
 }
 
 /* One line from `rest`, whose first `checked` bytes hold no line end; *used counts its line end.
@@ -40,22 +48,42 @@ static bool cut_line(struct str rest, size_t checked, bool last, struct str *lin
     return true;
 }
 
+/* What is kept for later pieces may move: its fields are copied. */
 static void take_field(struct sse *sse, struct str line)
 {
     struct str rest = line;
     struct str field = str_cut(&rest, ':');
     struct str value = rest.data ? rest : STR("");
+    bool moves = sse->pending.size > 0;
     if (value.size && value.data[0] == ' ')
         value = str_from(value, 1);
     if (str_is(field, "data")) {
-        if (sse->has_data)
-            buf_byte(&sse->data, '\n');
+        if (sse->has_data || moves) {
+            if (sse->has_data && sse->data.data != sse->joined.data)
+                buf_str_append(&sse->joined, sse->data);
+            if (sse->has_data)
+                buf_byte(&sse->joined, '\n');
+            buf_str_append(&sse->joined, value);
+            value = buf_str(&sse->joined);
+        }
         sse->has_data = true;
-        buf_str_append(&sse->data, value);
+        sse->data = value;
     } else if (str_is(field, "event")) {
-        buf_clear(&sse->name);
-        buf_str_append(&sse->name, value);
+        if (moves) {
+            buf_clear(&sse->kept_name);
+            buf_str_append(&sse->kept_name, value);
+            value = buf_str(&sse->kept_name);
+        }
+        sse->name = value;
     }
+}
+
+static void forget_fields(struct sse *sse)
+{
+    sse->has_data = false;
+    sse->name = sse->data = STR_NONE;
+    buf_clear(&sse->kept_name);
+    buf_clear(&sse->joined);
 }
 
 /* Forgets the event that was handed out before. */
@@ -64,22 +92,36 @@ static void drop_finished(struct sse *sse)
     if (!sse->begun)
         return;
     sse->begun = false;
-    buf_consume(&sse->pending, sse->scanned);
+    if (sse->pending.size)
+        buf_consume(&sse->pending, sse->scanned);
+    else
+        sse->fresh = str_from(sse->fresh, sse->scanned);
     sse->scanned = 0;
-    sse->has_data = false;
-    buf_clear(&sse->name);
-    buf_clear(&sse->data);
+    forget_fields(sse);
 }
 
 static bool hand_out(struct sse *sse, struct sse_event *out)
 {
     sse->begun = true;
-    out->raw = str_upto(buf_str(&sse->pending), sse->scanned);
-    out->name = buf_str(&sse->name);
+    out->raw = str_upto(source(sse), sse->scanned);
+    out->name = sse->name;
     out->data = STR_NONE;
     if (sse->has_data)
-        out->data = sse->data.size ? buf_str(&sse->data) : STR("");
+        out->data = sse->data.size ? sse->data : STR("");
     return true;
+}
+
+/* The piece is over in the middle of an event, which is begun again when there is more of it. */
+static void keep(struct sse *sse)
+{
+    if (!sse->fresh.size)
+        return;
+    if (!sse->pending.size) {
+        buf_str_append(&sse->pending, sse->fresh);
+        sse->scanned = sse->checked = 0;
+        forget_fields(sse);
+    }
+    sse->fresh = STR_NONE;
 }
 
 bool dialect_sse_next(struct sse *sse, bool last, struct sse_event *out)
@@ -87,10 +129,11 @@ bool dialect_sse_next(struct sse *sse, bool last, struct sse_event *out)
     drop_finished(sse);
     struct str line;
     size_t used;
-    while (sse->scanned < sse->pending.size) {
-        struct str rest = str_from(buf_str(&sse->pending), sse->scanned);
+    while (sse->scanned < source(sse).size) {
+        struct str rest = str_from(source(sse), sse->scanned);
         if (!cut_line(rest, sse->checked, last, &line, &used)) {
             sse->checked = rest.size - (rest.data[rest.size - 1] == '\r');
+            keep(sse);
             return false;
         }
         sse->scanned += used;
@@ -99,5 +142,8 @@ bool dialect_sse_next(struct sse *sse, bool last, struct sse_event *out)
             return hand_out(sse, out);
         take_field(sse, line);
     }
-    return last && sse->scanned ? hand_out(sse, out) : false;
+    if (last && sse->scanned)
+        return hand_out(sse, out);
+    keep(sse);
+    return false;
 }

@@ -11,17 +11,22 @@ struct sse_event {
     struct str data; /* data: lines joined by LF; STR_NONE: there were none */
 };
 
+/* Bytes are cut where they are (`fresh`); only what is not a whole event at the end of a piece is
+ * kept (`pending`), and what follows is then put behind it. */
 struct sse {
+    struct str fresh;
     struct buf pending;
-    size_t scanned; /* bytes of `pending` that were cut into lines */
-    size_t checked; /* bytes after those that are known to hold no line end */
-    struct buf name, data;
+    size_t scanned;               /* bytes that were cut into lines */
+    size_t checked;               /* bytes after those that are known to hold no line end */
+    struct str name, data;        /* of this event, in the bytes: */
+    struct buf kept_name, joined; /* or here */
     bool has_data, begun;
 };
 
 void dialect_sse_deinit(struct sse *sse);
 void dialect_sse_feed(struct sse *sse, struct str bytes);
-/* The next whole event, valid until the next call. With `last` set, what is left counts as a whole
+/* `bytes` must stay until dialect_sse_next() said that there is nothing more.
+ * The next whole event, valid until the next call. With `last` set, what is left counts as a whole
  * event. */
 bool dialect_sse_next(struct sse *sse, bool last, struct sse_event *out);
 

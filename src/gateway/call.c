@@ -132,9 +132,8 @@ static void call_free(void *argument)
     struct gateway_session *session = call->session;
     dialect_reader_free(call->reader);
     call_stop_writing(call);
-    json_doc_deinit(&call->doc);
+    skim_forget(call);
     loop_timer_stop(&call->quiet);
-    arena_deinit(&call->request_arena);
     arena_deinit(&call->arena);
     body_unref(call->body);
     buf_deinit(&call->rewritten);
@@ -142,7 +141,6 @@ static void call_free(void *argument)
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
     buf_deinit(&call->sent);
-    free(call->hashes);
     list_remove(&call->node);
     free(call);
     session_call_gone(session);
@@ -560,6 +558,7 @@ static void on_head(void *context, const struct upstream_head *head)
         .on_delta = live ? on_delta : NULL,
         .on_relay = on_relay,
         .context = call,
+        .scratch = &call->session->gateway->scratch,
     };
     call->reader = dialect_reader_new(call->api, &options);
     if (live)
@@ -709,15 +708,15 @@ static void attempt(struct call *call)
         .deadline_ms = session->held_ms_max,
         .policy_version = &call->record.policy_version,
     };
-    if (session->mode == GATEWAY_GATE) {
+    if (session->mode == GATEWAY_GATE)
         request.hold = &hold;
-        request_quiet(call);
-    }
     if (gate) {
         call->record.has_policy = true;
         call->record.policy_version = gate_policy(gate);
     }
     call->upstream = upstream_start(session->gateway, session->model, &request, &handlers, call);
+    if (session->mode == GATEWAY_GATE)
+        request_quiet(call);
     if (session->divergence.kind != ERR_NONE)
         session_cause(session, GATEWAY_REPLAY, &session->divergence);
 }
@@ -862,5 +861,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call_listen(call);
     if (session->on_call)
         session->on_call(session->context, &call->record, GATEWAY_CALL_BEGUN);
+    if (session->mode == GATEWAY_GATE)
+        request_quiet(call);
     write_intent(call);
 }

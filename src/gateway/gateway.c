@@ -66,6 +66,9 @@ void gateway_free(struct gateway *gateway)
         model_unref(client->model);
         free(client);
     }
+    dialect_scratch_deinit(&gateway->scratch);
+    arena_deinit(&gateway->spare_arena);
+    json_doc_deinit(&gateway->spare_doc);
     free(gateway);
 }
 

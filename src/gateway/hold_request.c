@@ -10,10 +10,10 @@
 #define QUIET_MS 1000
 #define CROWD 64 /* more calls than this on a lane: memory matters more than reading once more */
 
-static void on_quiet(struct loop_timer *timer)
+static void forget(struct call *call)
 {
-    struct call *call = timer->context;
-    if (call->state != CALL_UPSTREAM || call->reader || call->request_away)
+    bool waits = call->state == CALL_INTENT || call->state == CALL_UPSTREAM;
+    if (!waits || call->reader || call->request_away)
         return;
     struct trace_request *request = &call->request;
     request->model = arena_str(&call->arena, request->model);
@@ -23,16 +23,23 @@ static void on_quiet(struct loop_timer *timer)
     request->tool_count = 0;
     request->tool_choice = STR_NONE;
     request->sampling = (struct trace_sampling){0};
-    arena_deinit(&call->request_arena);
     skim_forget(call);
     call->request_away = true;
+}
+
+static void on_quiet(struct loop_timer *timer)
+{
+    forget(timer->context);
 }
 
 void request_quiet(struct call *call)
 {
     struct gateway *gateway = call->session->gateway;
-    bool crowded = atomic_load(&gateway->in_flight) > CROWD;
-    loop_timer_start(gateway->loop, &call->quiet, crowded ? 0 : QUIET_MS, on_quiet, call);
+    /* At once, so that the next body takes the place of what is forgotten. */
+    if (atomic_load(&gateway->in_flight) > CROWD)
+        forget(call);
+    else
+        loop_timer_start(gateway->loop, &call->quiet, QUIET_MS, on_quiet, call);
 }
 
 void request_recall(struct call *call)

@@ -308,6 +308,9 @@ struct gateway {
     struct gate *gate; /* NULL: none */
     struct list clients;
     size_t remembered_bytes; /* of answers, over all sessions: retry.c */
+    struct dialect_scratch scratch;
+    struct arena spare_arena; /* memory of requests that are forgotten, for the next one */
+    struct json_doc spare_doc;
     atomic_uint_fast64_t calls, answered, broken, refused, retries, redelivered, connections;
     atomic_uint_fast64_t prompt_tokens, completion_tokens, in_flight, sessions;
 };

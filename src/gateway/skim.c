@@ -20,6 +20,7 @@
 #define NODES_MAX (4u << 20)
 #define TRAIL_STEP ((size_t)64 << 10)
 #define TRAIL_MAX ((size_t)256)
+#define SPARE_BYTES_MAX ((size_t)256 << 10)
 
 /* ---------------------------------------------------------------- bodies */
 
@@ -42,6 +43,10 @@ struct body *body_take(struct http_exchange *exchange, struct str bytes)
         return body_new(bytes);
     struct body *body = mem_zero(sizeof *body);
     atomic_init(&body->references, 1);
+    if (taken.data == taken.start && taken.capacity - taken.size > taken.size / 8) {
+        taken.start = taken.data = mem_grow(taken.start, taken.size);
+        taken.capacity = taken.size;
+    }
     body->bytes = taken;
     return body;
 }
@@ -141,11 +146,26 @@ static int read_request(struct call *call, const struct dialect_route *route,
                                 &call->request, err);
 }
 
+/* From the lane's last request: what is forgotten leaves no holes between what stays. */
+static void take_memory(struct call *call)
+{
+    struct gateway *gateway = call->session->gateway;
+    if (!call->request_arena.blocks && !call->request_arena.spare) {
+        call->request_arena.spare = gateway->spare_arena.spare;
+        gateway->spare_arena.spare = NULL;
+    }
+    if (!call->doc.nodes) {
+        call->doc = gateway->spare_doc;
+        gateway->spare_doc = (struct json_doc){0};
+    }
+}
+
 int skim_read(struct call *call, const struct dialect_route *route, struct err *err)
 {
     struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
     struct str body = buf_str(&call->body->bytes);
     size_t shared;
+    take_memory(call);
     const struct ancestor *parent = lineage_parent(call, &shared);
     const struct json_doc *before = parent && parent->doc.count ? &parent->doc : NULL;
     if (json_read_on(&call->doc, body, before, shared, &limits, err) < 0) {
@@ -190,6 +210,17 @@ void request_whole(struct call *call)
 
 void skim_forget(struct call *call)
 {
+    struct gateway *gateway = call->session->gateway;
+    arena_recycle(&call->request_arena, SPARE_BYTES_MAX);
+    if (!gateway->spare_arena.spare) {
+        gateway->spare_arena.spare = call->request_arena.spare;
+        call->request_arena.spare = NULL;
+    }
+    arena_deinit(&call->request_arena);
+    if (!gateway->spare_doc.nodes && call->doc.capacity * JSON_NODE_BYTES <= SPARE_BYTES_MAX) {
+        gateway->spare_doc = call->doc;
+        call->doc = (struct json_doc){0};
+    }
     json_doc_deinit(&call->doc);
     free(call->hashes);
     call->hashes = NULL;

@@ -395,8 +395,10 @@ static void collect(struct http_exchange *exchange, struct str data)
         return;
     }
     if (!all->start && exchange->body.kind == HTTP_BODY_LENGTH) {
+        /* Exactly: the body may be kept for long. */
         uint64_t total = exchange->body.left + data.size;
-        (void)buf_reserve(all, total < (1u << 20) ? (size_t)total : (size_t)1 << 20);
+        all->capacity = total < (1u << 20) ? (size_t)total : (size_t)1 << 20;
+        all->start = all->data = mem_alloc(all->capacity ? all->capacity : 1);
     }
     buf_append(all, data.data, data.size);
     if (exchange->body.done)
