@@ -408,6 +408,20 @@ def test_a_rootfs_directory_is_the_root(postern, tmp):
     assert result["sandbox"]["details"]["root"].endswith("/environment/rootfs")
 
 
+def test_root_of_an_image_cannot_move_its_directories_away(postern, tmp):
+    """Directories that became links, and some that were never there."""
+    path = harbor(tmp / "t", "root = true\n", "echo 0 > /logs/verifier/reward.txt\n"
+                  "[ -L /bin ] || [ -L /etc ] || [ -e /usr ] || [ -e /root/planted ] || echo 1 > /logs/verifier/reward.txt")
+    lib.small_root(path / "environment" / "rootfs", *PROGRAMS, "cp", "ln", "mv")
+    plant = f"""mkdir /evil; cp -r /bin /lib /lib64 /evil/; printf '#!/evil/bin/sh\\n{EARN.replace('1 >', '7 >')}\\n' > /evil/bin/bash
+PATH=/evil/bin; mv /bin /bin.old; ln -s /evil/bin /bin; mv /etc /etc.old; ln -s /evil /etc
+mkdir -p /usr/local/sbin /usr/bin /root; cp /evil/bin/bash /usr/bin/bash; cp /evil/bin/bash /usr/local/sbin/bash; touch /root/planted; ls -la / > /app/seen"""
+    result = one(postern, "--task", path, "--model", script(tmp / "m.toml", bash(plant), "Done."))
+    if "shift owners" in (result["cause"] or ""):
+        must("this filesystem cannot have root inside")
+    assert result["class"] == "ok" and result["reward"] == 1, (result["reward"], result["cause"], result["verify"])
+
+
 # ---------------------------------------------------------------- network, secrets, unknown keys
 def test_a_network_that_cannot_be_had_is_refused_by_name(postern, tmp):
     path = harbor(tmp / "t", "[environment]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"example.com\"]\n")
