@@ -469,7 +469,8 @@ bool retry_answer(struct gateway_session *session, struct http_exchange *exchang
         return false;
     bool marked = is_marked(exchange);
     struct call *call = retry->call;
-    if (call && (marked || call->away.loop || !call->exchange)) {
+    if (call && (marked || call->away.loop || !call->exchange ||
+                 !http_exchange_here(call->exchange))) { /* it left before this one came */
         join(call, exchange);
         return true;
     }

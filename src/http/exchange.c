@@ -6,9 +6,11 @@
  * void. */
 #include "server.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/check.h"
 #include "base/mem.h"
@@ -124,6 +126,16 @@ struct str http_exchange_query(const struct http_exchange *exchange)
 {
     long mark = str_find_byte(exchange->target, '?');
     return mark < 0 ? STR_NONE : str_from(exchange->target, (size_t)mark + 1);
+}
+
+bool http_exchange_here(const struct http_exchange *exchange)
+{
+    const struct http_conn *conn = exchange->conn;
+    char byte;
+    if (!conn || conn->closed || conn->eof || conn->broken)
+        return false;
+    ssize_t got = recv(conn->watch.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 struct str http_exchange_header(const struct http_exchange *exchange, const char *name)

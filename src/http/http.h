@@ -119,6 +119,8 @@ void http_exchange_upgrade(struct http_exchange *exchange, const struct http_hea
 void http_exchange_notify(struct http_exchange *exchange, size_t low,
                           void (*on_drain)(void *context), void (*on_gone)(void *context),
                           void *context);
+/* Is the peer still there? An end that has arrived but was not read yet counts. */
+bool http_exchange_here(const struct http_exchange *exchange);
 /* To be asked for just before the answer's end. on_fate comes exactly once, later: `taken` when the
  * peer asked again on this connection or closed it in order, false when the connection was reset or
  * broke while bytes were on their way. */

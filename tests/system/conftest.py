@@ -14,7 +14,7 @@ import postern as lib  # noqa: E402
 
 def pytest_collection_modifyitems(items):
     """Quick and general tests first, so that a broken program is seen at once."""
-    order = ["test_exec", "test_input", "test_escape", "test_run", "test_image", "test_serve", "test_gate", "test_sdk", "test_limits", "test_crash"]
+    order = ["test_exec", "test_input", "test_escape", "test_run", "test_image", "test_serve", "test_gate", "test_sdk", "test_limits", "test_crash", "test_recover", "test_chaos"]
     items.sort(key=lambda item: next((i for i, n in enumerate(order) if item.module.__name__.startswith(n)), 99))
 
 

@@ -1,0 +1,303 @@
+"""Bad nights: kill -9 of `postern serve` at any moment. The next one goes on with every rollout: agents run on, calls are in the
+record once, rewards are what they would have been, nothing is left."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+import postern as lib
+from postern import Census, bash, must, script, task, until
+from test_crash import main_keeper
+from trainer import Control
+
+
+class Service:
+    """`postern serve` with a home that outlives it."""
+
+    def __init__(self, postern, *flags, env=None):
+        self.postern, self.flags, self.env, self.process = postern, flags, env, None
+        self.start()
+
+    def start(self):
+        with open(self.postern.home / "serve.log", "ab") as log:
+            self.process = self.postern.start("serve", *(() if "--port" in self.flags else ("--port", "0")), *self.postern.flags,
+                                              *self.flags, env=self.env, stderr=log)
+        line = self.process.stdout.readline().decode()
+        match = re.search(r"http://[\d.]+:(\d+)", line)
+        assert match, (line, (self.postern.home / "serve.log").read_text()[-2000:])
+        self.control = Control(int(match[1]), (self.postern.home / "token").read_text().strip())
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate(timeout=30)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+    def restart(self):
+        self.kill()
+        self.start()
+
+    def submit(self, **fields):
+        status, body = self.control.ask("POST", "/v1/rollouts", fields)
+        assert status == 201, body
+        return body["id"]
+
+    def stage(self, id_):
+        return self.control.ask("GET", f"/v1/rollouts/{id_}")[1].get("stage")
+
+    def result(self, id_, seconds=120):
+        path = self.postern.home / "rollouts" / id_ / "result.json"
+        until(path.exists, seconds, f"the result of {id_}")
+        return json.loads(path.read_text())
+
+    def row(self, id_):
+        """As the index has it, when it says that it is over."""
+        return until(lambda: (lambda row: row if row.get("fate") or row.get("class") else None)(
+            self.control.ask("GET", f"/v1/rollouts/{id_}")[1]), 60, f"the row of {id_}")
+
+    def folder(self, id_):
+        return self.postern.home / "rollouts" / id_
+
+    def events(self, id_, kind):
+        return [e for e in lib.json_lines((self.folder(id_) / "events.jsonl").read_bytes()) if e["kind"] == kind]
+
+    def calls(self, id_):
+        return lib.json_lines((self.folder(id_) / "calls.jsonl").read_bytes())
+
+    def over(self):
+        """Nothing is under way any more, and nothing is kept of what was."""
+        until(lambda: not list((self.postern.home / "live").iterdir()), 30, "<home>/live to be empty")
+        assert self.stop() == 0
+
+
+@pytest.fixture
+def service(postern):
+    made = []
+
+    def make(*flags, **options):
+        made.append(Service(postern, *flags, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process.poll() is None:
+            one.kill()
+
+
+def check(service, id_, turns=3, reward=1, tries=1):
+    result = service.result(id_)
+    assert result["fate"] == "ok" and result["reward"] == reward, result
+    assert result["turns"] == turns and result["calls"] == turns, result
+    assert result["tries"] == tries, result
+    calls = service.calls(id_)
+    assert sorted(c["number"] for c in calls) == list(range(1, turns + 1)), calls
+    assert all(c["state"] == "answered" for c in calls)
+    assert len(service.events(id_, "result")) == 1
+    row = service.row(id_)
+    assert (row.get("fate") or row.get("class")) == "ok"
+    return result
+
+
+def test_agents_run_on(service, tmp):
+    """Killed again and again while agents work: three turns each, the same three, and what they did is what is judged."""
+    mark = f"43250.{os.getpid()}"
+    service = service()
+    census = Census(service.postern.home)
+    model = script(tmp / "m.toml", bash(f"echo one >> out; sleep 1.{mark[-3:]}"), bash("sleep 1; echo two >> out"), "Done.")
+    work = {"name": "t", "instruction": "work", "verify": ["test \"$(cat out | tr '\\n' ' ')\" = 'one two '"]}
+    ids = [service.submit(agent="mini", task=work, model=model, index=i) for i in range(8)]
+    dice = random.Random(5)
+    for _ in range(6):
+        time.sleep(0.1 + dice.random() * 0.5)
+        service.restart()
+    for id_ in ids:
+        result = check(service, id_)
+        assert result["final_text"] == "Done." and result["agent_exit_code"] == 0
+        # Its output, and what was read from it, are there once.
+        log = lib.json_lines((service.folder(id_) / "agent.log").read_bytes())
+        told = [e for e in lib.json_lines((service.folder(id_) / "events.jsonl").read_bytes())
+                if e["kind"] in ("assistant", "tool_call", "tool_result", "done", "other", "error", "reasoning")]
+        assert len(told) == len(log), (told, log)
+    service.over()
+    census.settled(mark)
+
+
+def test_killed_in_setup_it_starts_over(service, tmp):
+    mark = f"43251.{os.getpid()}"
+    service = service()
+    census = Census(service.postern.home)
+    work = {"name": "t", "instruction": "work", "setup": [f"sleep {mark} & sleep 1; kill $!; echo done >> setup"],
+            "verify": ["test \"$(cat setup)\" = done"]}
+    id_ = service.submit(agent="mini", task=work, model=script(tmp / "m.toml", "Done."))
+    until(lambda: lib.marked(mark, "sleep"), 30, "setup")
+    service.restart()
+    check(service, id_, turns=1, tries=2)
+    service.over()
+    census.settled(mark)
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "same"])
+def test_killed_while_verifying_it_is_judged_again_and_counted_once(service, tmp, fresh):
+    mark = f"43252.{os.getpid()}"
+    service = service()
+    census = Census(service.postern.home)
+    work = {"name": "t", "instruction": "work", "verify": ["test -e made", f"sleep {mark} & sleep 1; kill $!"],
+            "verifier": {"fresh": fresh}}
+    id_ = service.submit(agent="mini", task=work, model=script(tmp / "m.toml", bash("touch made"), "Done."))
+    for _ in range(2):
+        until(lambda: lib.marked(mark, "sleep"), 30, "the verifier")
+        service.restart()
+        until(lambda: service.stage(id_) in ("verifying", "collecting", "done"), 30, "it is gone on with")
+    result = check(service, id_, turns=2)
+    assert len(result["verify"]) == 2, result["verify"]
+    service.over()
+    census.settled(mark)
+
+
+def test_killed_while_queued(service, tmp):
+    service = service("--rollout.parallel-max", "1")
+    model = script(tmp / "m.toml", bash("sleep 0.5; touch made"), "Done.")
+    work = {"name": "t", "instruction": "work", "verify": ["test -e made"]}
+    ids = [service.submit(agent="mini", task=work, model=model, index=i) for i in range(4)]
+    until(lambda: service.stage(ids[0]) == "running", 30, "the first to run")
+    service.restart()
+    for id_ in ids:
+        check(service, id_, turns=2)
+    assert [service.result(id_)["index"] for id_ in ids] == [0, 1, 2, 3]
+    service.over()
+
+
+def test_killed_with_the_keeper_each_comes_back_once_as_a_failure(service, tmp):
+    mark = f"43253.{os.getpid()}"
+    service = service()
+    census = Census(service.postern.home)
+    work = {"name": "t", "instruction": "work", "verify": ["true"]}
+    ids = [service.submit(agent="mini", task=work, model=script(tmp / "m.toml", bash(f"sleep {mark}"), "Done."), index=i)
+           for i in range(4)]
+    until(lambda: len(lib.marked(mark, "sleep")) == 4, 60, "agents at work")
+    keeper = main_keeper(service.postern.home)
+    service.kill()
+    os.kill(keeper, signal.SIGKILL)
+    for _ in range(2):  # the second start has nothing left to do
+        service.start()
+        for id_ in ids:
+            result = service.result(id_)
+            assert result["fate"] == "infra_failed" and result["reward"] is None, result
+            assert "the server that ran it died" in result["error"], result
+            assert len(service.events(id_, "result")) == 1
+        service.kill()
+    service.start()
+    service.over()
+    census.settled(mark)
+
+
+def test_without_a_server_sandboxes_are_kept_for_a_while_only(service, tmp):
+    mark = f"43254.{os.getpid()}"
+    service = service(env={"POSTERN_KEEPER_IDLE_MS": "1500"})
+    census = Census(service.postern.home)
+    id_ = service.submit(agent="mini", task={"name": "t", "instruction": "work", "verify": ["true"]},
+                         model=script(tmp / "m.toml", bash(f"sleep {mark}"), "Done."))
+    until(lambda: lib.marked(mark, "sleep"), 60, "the agent at work")
+    service.kill()
+    until(lambda: not lib.processes(mark), 30, "the sandbox to be given up")
+    service.start()
+    result = service.result(id_)
+    assert result["fate"] == "infra_failed" and "no sandbox" in result["error"], result
+    service.over()
+    census.settled(mark)
+
+
+def test_a_run_in_the_same_home_leaves_them_alone(service, tmp):
+    mark = f"43255.{os.getpid()}"
+    service = service()
+    id_ = service.submit(agent="mini", task={"name": "t", "instruction": "work", "verify": ["test -e made"]},
+                         model=script(tmp / "m.toml", bash(f"sleep {mark} & sleep 4; kill $!; touch made"), "Done."))
+    until(lambda: lib.marked(mark, "sleep"), 60, "the agent at work")
+    service.kill()
+    done, results = service.postern.run("--agent", "mini", "--task", task(tmp / "o.json", verify=["true"]), "--model",
+                                        script(tmp / "o.toml", "Done."))
+    assert done.code == 0 and results[0]["fate"] == "ok", done
+    assert not (service.folder(id_) / "result.json").exists()
+    service.start()
+    check(service, id_, turns=2)
+    service.over()
+
+
+def test_what_cannot_be_gone_on_with_says_why(service, tmp):
+    """The task's file is gone: nobody can say any more what was asked for."""
+    service = service("--rollout.parallel-max", "1")
+    model = script(tmp / "m.toml", bash("sleep 1"), "Done.")
+    path = task(tmp / "t.json", verify=["true"])
+    ids = [service.submit(agent="mini", task=path, model=model, index=i) for i in range(2)]
+    service.kill()
+    os.unlink(path)
+    service.start()
+    for id_ in ids:
+        result = service.result(id_)
+        assert result["fate"] == "infra_failed" and "cannot be gone on with" in result["error"] and "t.json" in result["error"]
+    service.over()
+
+
+def test_a_held_call_waits_again_at_the_gate(service, tmp):
+    """The trainer of before has a lease that is gone; the agent's request is the same call, for whoever takes it now."""
+    service = service("--gateway.retry-grace", "60s")
+    id_ = service.submit(agent="mini", mode="gate", task={"name": "t", "instruction": "work", "verify": ["true"]})
+    held = service.control.take(max=1)[0]
+    service.restart()
+    again = service.control.take(max=1)[0]
+    assert again["call_id"] == held["call_id"] and again["turn"] == held["turn"]
+    assert service.control.answer(held, {"content": "Late."})[0] in (404, 409)
+    assert service.control.answer(again, {"content": "Done."})[0] == 200
+    result = check(service, id_, turns=1)
+    assert result["final_text"] == "Done."
+    assert service.calls(id_)[0]["attempts"] == 2
+    service.over()
+
+
+def test_a_real_agent_runs_on(service, tmp, sandbox_works):
+    """Claude Code, unmodified, with the server killed twice under it."""
+    from test_agents import CACHE, calls
+    from test_agents import script as agent_script
+    bundles = CACHE / "bundles"
+    if not bundles.is_dir() or not any(p.name.startswith("claude-code") for p in bundles.iterdir()):
+        if not shutil.which("npm"):
+            must("there is no npm to install agents with")
+        CACHE.mkdir(parents=True, exist_ok=True)
+        done = lib.Postern(CACHE)("agents", "install", "claude-code", seconds=900)
+        if done.code:
+            must(f"claude-code cannot be installed here: {done.error.strip()}")
+    mark = f"43256.{os.getpid()}"
+    home = lib.short_dir("pt-")
+    (home / "bundles").symlink_to(bundles)
+    own = Service(lib.Postern(home, sandbox_works))
+    census = Census(home)
+    try:
+        model = agent_script(tmp / "m.toml", calls(("Bash", {"command": f"echo one >> out; sleep 2; : {mark}"})),
+                             calls(("Bash", {"command": "sleep 2; echo two >> out"})), "All is done.")
+        id_ = own.submit(agent="claude-code", model=model, task={
+            "name": "t", "instruction": "Work.", "verify": ["test \"$(cat out | tr '\\n' ' ')\" = 'one two '"]})
+        until(lambda: lib.processes(mark), 120, "its first command")
+        own.restart()
+        until(lambda: len(own.calls(id_)) >= 2, 120, "its second call")
+        own.restart()
+        result = own.result(id_, 180)
+        assert result["fate"] == "ok" and result["reward"] == 1, result
+        assert result["final_text"] == "All is done."
+        answered = [c for c in own.calls(id_) if c["state"] == "answered"]
+        assert len({c["number"] for c in answered}) == len(answered) == result["calls"]
+        assert len([c for c in answered if not c["side"]]) == result["turns"] == 3
+        own.over()
+        census.settled(mark)
+    finally:
+        if own.process.poll() is None:
+            own.kill()
+        shutil.rmtree(home, ignore_errors=True)
