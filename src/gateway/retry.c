@@ -467,6 +467,12 @@ bool retry_answer(struct gateway_session *session, struct http_exchange *exchang
     struct retry *retry = map_get(&session->retries.by_key, key_bytes(key));
     if (!retry || session->closing || session->stats.redelivered >= session->limits.calls_max)
         return false;
+    if (!http_exchange_here(exchange)) {
+        /* It waited in line, and its agent has left since: another one may be right behind it, and
+         * that one is the one to be heard. */
+        http_exchange_reset(exchange);
+        return true;
+    }
     bool marked = is_marked(exchange);
     struct call *call = retry->call;
     if (call && (marked || call->away.loop || !call->exchange ||

@@ -191,8 +191,6 @@ void life_finish(struct life *life)
         log_file_close(&life->agent_log);
         log_file_close(&life->events_log);
         fd_close(&life->agent_parts.fd);
-        if (life->layer[0])
-            sandboxes_drop_layer(life->plan->lane.sandboxes, life->layer);
         OWN(buf) struct buf hosts = {0};
         result_merge_hosts(life->lookups, life->connects, &hosts);
         life->result.hosts = arena_str(&life->arena, buf_str(&hosts));
@@ -225,6 +223,8 @@ void life_finish(struct life *life)
         OWN(mem) char *owner = mem_format("%s/owner", life->plan->dir);
         (void)unlink(owner);
         live_remove(life->plan);
+        if (life->layer[0]) /* only now: until the result is kept, a successor may need it */
+            sandboxes_drop_layer(life->plan->lane.sandboxes, life->layer);
         line.size--;
         struct report *report = life_report(life, REPORT_FINAL);
         report->fate = life->result.fate;

@@ -7,7 +7,8 @@
  *     before running         from provisioning, in a new sandbox
  *     running                the sandbox is taken over; the agent runs on, or has ended meanwhile
  *     settling               the sandbox is taken over; the agent's end is known
- *     verifying, collecting  judged once more from the final files: the layer, or the sandbox
+ *     verifying              judged once more from the final files: the layer, or the sandbox
+ *     collecting             with the verdict it has; judged once more where artifacts are missing
  *
  * What the agent printed is in agent.log, and in agent.parts the pieces it came in: the porter has
  * whatever is not there yet. Nothing is told twice: events that are in events.jsonl are passed over
@@ -54,7 +55,7 @@ static void set_raw(struct json_writer *out, const char *key, struct str value)
 }
 
 /* What is known when the calls are settled. */
-static void write_verdict(const struct life *life, struct json_writer *out)
+static void write_settled(const struct life *life, struct json_writer *out)
 {
     const struct trace_result *result = &life->result;
     json_key(out, "settled");
@@ -70,6 +71,32 @@ static void write_verdict(const struct life *life, struct json_writer *out)
     set_raw(out, "connects", life->connects);
     set_raw(out, "lookups", life->lookups);
     set_raw(out, "sandbox", result->sandbox);
+    json_end_object(out);
+}
+
+/* What is known when it was judged. */
+static void write_verdict(const struct life *life, struct json_writer *out)
+{
+    const struct trace_result *result = &life->result;
+    const struct trace_reward *reward = &result->reward;
+    json_key(out, "verdict");
+    json_begin_object(out);
+    json_set_bool(out, "known", reward->known);
+    json_set_double(out, "value", reward->value);
+    json_set_int(out, "passed", reward->passed);
+    json_set_int(out, "total", reward->total);
+    json_set_text(out, "source", reward->source);
+    set_raw(out, "detail", reward->detail);
+    json_set_bool(out, "fresh", result->fresh_verify);
+    json_set_text(out, "user", life->extra.verify_user);
+    json_set_text(out, "note", life->extra.verify_note);
+    set_raw(out, "verification", life->extra.verification);
+    json_set_str(out, "all_steps", buf_str(&life->steps));
+    json_key(out, "commands");
+    json_begin_array(out);
+    for (size_t i = 0; i < result->verify_count; i++)
+        trace_command_write(&result->verify[i], out);
+    json_end_array(out);
     json_end_object(out);
 }
 
@@ -104,7 +131,7 @@ static void write_steps(const struct life *life, struct json_writer *out)
 static bool is_kept(enum trace_stage stage)
 {
     return stage == TRACE_PROVISIONING || stage == TRACE_RUNNING || stage == TRACE_SETTLING ||
-           stage == TRACE_VERIFYING;
+           stage == TRACE_VERIFYING || stage == TRACE_COLLECTING;
 }
 
 void life_save(struct life *life)
@@ -139,7 +166,9 @@ void life_save(struct life *life)
     write_steps(life, &out);
     if (life->agent_over)
         write_agent(life, &out);
-    if (life->stage == TRACE_VERIFYING)
+    if (life->stage == TRACE_VERIFYING || life->stage == TRACE_COLLECTING)
+        write_settled(life, &out);
+    if (life->stage == TRACE_COLLECTING)
         write_verdict(life, &out);
     json_end_object(&out);
     OWN(mem) char *path = mem_format("%s.state", plan->live);
@@ -298,6 +327,22 @@ static void cannot(struct life *life, const struct err *err)
 }
 
 static void go_on(struct life *life);
+static void end_with(struct life *life, struct json verdict);
+
+/* The final files are gone: then with the verdict there was, if there was one. */
+static void without_files(struct life *life, const struct err *err)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json verdict = {0};
+    if (json_read(&doc, life->plan->state, NULL, NULL) == 0)
+        verdict = json_get(json_root(&doc), "verdict");
+    if (!json_exists(verdict)) {
+        cannot(life, err);
+        return;
+    }
+    life->stage = TRACE_COLLECTING;
+    end_with(life, verdict);
+}
 
 static void on_layer(void *context, const struct err *err)
 {
@@ -308,8 +353,9 @@ static void on_layer(void *context, const struct err *err)
         return;
     }
     if (is_bad(err)) {
+        struct err why = *err;
         life->layer[0] = '\0';
-        cannot(life, err);
+        without_files(life, &why);
         return;
     }
     life->layer_ready = true;
@@ -339,7 +385,7 @@ static void on_found(void *context, const struct sandbox_found *found, size_t co
         adopt_layer(life);
         return;
     }
-    cannot(life, &life->provision_err);
+    without_files(life, &life->provision_err);
 }
 
 static bool has_apart(const struct life *life)
@@ -405,7 +451,7 @@ static void on_adopted(void *context, struct sandbox *sandbox, const struct err 
             sandboxes_find(life->plan->lane.sandboxes, on_found, life);
             return;
         }
-        cannot(life, &life->provision_err);
+        without_files(life, &life->provision_err);
         return;
     }
     life->provisioned = true;
@@ -423,7 +469,8 @@ static struct str raw_of(struct life *life, struct json value)
     return json_exists(value) ? arena_str(&life->arena, json_raw(value)) : STR_NONE;
 }
 
-static void read_setup(struct life *life, struct json list)
+static void read_commands(struct life *life, struct json list, const struct trace_command **out,
+                          size_t *out_count)
 {
     size_t count = json_size(list), at = 0;
     struct trace_command *commands = arena_alloc(&life->arena, (count + 1) * sizeof *commands);
@@ -437,8 +484,34 @@ static void read_setup(struct life *life, struct json list)
             .output_cut = json_true(json_get(item.value, "output_cut")),
         };
     }
-    life->result.setup = commands;
-    life->result.setup_count = at;
+    *out = commands;
+    *out_count = at;
+}
+
+static const char *text_or_null(struct life *life, struct json value)
+{
+    return json_type(value) == JSON_STRING ? text_of(life, value) : NULL;
+}
+
+static void read_verdict(struct life *life, struct json verdict)
+{
+    struct trace_result *result = &life->result;
+    result->reward = (struct trace_reward){
+        .known = json_true(json_get(verdict, "known")),
+        .value = json_double_or(json_get(verdict, "value"), 0),
+        .passed = (uint32_t)json_int_or(json_get(verdict, "passed"), 0),
+        .total = (uint32_t)json_int_or(json_get(verdict, "total"), 0),
+        .source = text_or_null(life, json_get(verdict, "source")),
+        .detail = raw_of(life, json_get(verdict, "detail")),
+    };
+    result->fresh_verify = json_true(json_get(verdict, "fresh"));
+    life->extra.verify_user = text_or_null(life, json_get(verdict, "user"));
+    life->extra.verify_note = text_or_null(life, json_get(verdict, "note"));
+    life->extra.verification = raw_of(life, json_get(verdict, "verification"));
+    buf_clear(&life->steps);
+    buf_str_append(&life->steps, json_str(json_get(verdict, "all_steps"), &life->arena));
+    read_commands(life, json_get(verdict, "commands"), &result->verify, &result->verify_count);
+    life->steps_over = life->verified = true;
 }
 
 static void read_agent(struct life *life, struct json agent)
@@ -529,10 +602,32 @@ static enum trace_stage read_state(struct life *life, struct json root, uint64_t
             life->result.stage_ms[at++] = (uint64_t)json_int_or(item.value, 0);
     }
     read_steps(life, root);
-    read_setup(life, json_get(root, "setup"));
+    read_commands(life, json_get(root, "setup"), &life->result.setup, &life->result.setup_count);
     read_agent(life, json_get(root, "agent"));
     read_settled(life, json_get(root, "settled"));
     return stage;
+}
+
+static void on_useless(void *context, struct sandbox *sandbox, const struct err *err)
+{
+    (void)context; /* it is closed before it can be used */
+    (void)sandbox;
+    (void)err;
+}
+
+static bool has_artifacts(const struct life *life)
+{
+    return life->task->artifacts && life->task->artifacts[0];
+}
+
+/* It was judged, and there is nothing more to do than to say so. */
+static void end_with(struct life *life, struct json verdict)
+{
+    read_verdict(life, verdict);
+    life->collected = true;
+    life_start_deadline(life, 0);
+    life_report_send(life, life_report(life, REPORT_STAGE));
+    life_step(life);
 }
 
 void life_resume(struct life *life)
@@ -562,23 +657,31 @@ void life_resume(struct life *life)
         return;
     }
     uint64_t now = clock_wall_ms(), spent = now > began_ms ? now - began_ms : 0;
+    struct json verdict = json_get(json_root(&doc), "verdict");
+    bool over = stage == TRACE_COLLECTING && !has_artifacts(life);
+    if (stage == TRACE_COLLECTING && !over)
+        stage = TRACE_VERIFYING; /* what is missing can be had from the final files only */
     life->stage = stage;
     life->stage_since_ms = clock_mono_ms() - spent;
+    const char *id = text_of(life, json_get(json_root(&doc), "sandbox"));
+    struct sandbox_spec spec = life_shape(life);
+    if (over) {
+        if (id[0]) /* to be closed with the rest */
+            life->sandbox = sandbox_adopt(plan->lane.sandboxes, id, &spec, on_useless, life);
+        end_with(life, verdict);
+        return;
+    }
     life_start_deadline(life, stage == TRACE_RUNNING ? spent : 0);
     struct json apart = json_get(json_root(&doc), "apart");
-    if (json_exists(apart)) {
-        struct sandbox_spec spec = life_shape(life);
-        spec.layer_count = 0;
+    if (json_exists(apart))
         life->apart = sandbox_adopt(plan->lane.sandboxes, text_of(life, apart), &spec,
                                     on_apart_adopted, life);
-    }
-    const char *id = text_of(life, json_get(json_root(&doc), "sandbox"));
     if (life->layer[0]) {
         adopt_layer(life);
     } else {
-        struct sandbox_spec spec = life_shape(life);
         life->sandbox = sandbox_adopt(plan->lane.sandboxes, id, &spec, on_adopted, life);
     }
-    life_save(life);
+    if (!json_exists(verdict)) /* else the one there is says more */
+        life_save(life);
     life_report_send(life, life_report(life, REPORT_STAGE));
 }
