@@ -1,5 +1,5 @@
-/* chaos_agent.c - an agent for test_chaos.py: asks, hangs up at random, asks again, until it has its
- * answers. Prints one line for each answer it took.
+/* chaos_agent.c - an agent for test_chaos.py: asks, hangs up at random, asks again, until it has
+ * its answers. Prints one line for each answer it took.
  *
  *     chaos_agent SEED TURNS PAUSE_MS
  *
@@ -41,9 +41,8 @@ static void pause_ms(unsigned ms)
 
 static int dial(void)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_port = htons(PORT),
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons(PORT), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
         return fd;
@@ -132,10 +131,11 @@ static bool ask(const char *seed, int turn, int tries, char *out, size_t out_siz
                              "{\"model\":\"m\",\"stream\":%s,\"messages\":[{\"role\":\"user\","
                              "\"content\":\"agent %s turn %d\"}]}",
                              stream ? "true" : "false", seed, turn);
-    int head_size = snprintf(head, sizeof head,
-                             "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n"
-                             "content-type: application/json\r\ncontent-length: %d\r\n%s%d\r\n\r\n",
-                             PORT, body_size, marked ? "x-stainless-retry-count: " : "x-try: ", tries);
+    int head_size =
+        snprintf(head, sizeof head,
+                 "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n"
+                 "content-type: application/json\r\ncontent-length: %d\r\n%s%d\r\n\r\n",
+                 PORT, body_size, marked ? "x-stainless-retry-count: " : "x-try: ", tries);
     int fd = dial();
     if (fd < 0)
         return false;
