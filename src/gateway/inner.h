@@ -342,7 +342,7 @@ struct ancestor {
     uint64_t tools;
     struct buf ids; /* of its prompt and its completion */
     bool answered;
-    struct trace_key answer; /* which message its answer is */
+    struct trace_key answer, answer_calls; /* which message its answer is */
     uint32_t request_depth, prompt_depth;
     /* For whoever grows out of it: skim.c. */
     const struct dialect *dialect;

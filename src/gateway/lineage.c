@@ -253,8 +253,10 @@ const struct ancestor *lineage_continued(struct call *call, size_t *messages)
             continue;
         if (call->skim.blank < call->skim.blank_end && count < call->skim.blank_end)
             request_whole(call);
-        struct trace_key key = trace_message_key(&call->request.messages[count]);
-        if (key.high != at->answer.high || key.low != at->answer.low)
+        const struct trace_message *said = &call->request.messages[count];
+        struct trace_key calls = trace_message_call_key(said);
+        bool by_calls = (calls.high || calls.low) && trace_key_equal(calls, at->answer_calls);
+        if (!by_calls && !trace_key_equal(trace_message_key(said), at->answer))
             continue;
         *messages = count + 1;
         return at;
@@ -323,6 +325,7 @@ void lineage_add(struct call *call)
     if (call->session->exact_prefix) {
         place->answered = true;
         place->answer = trace_message_key(&answer->message);
+        place->answer_calls = trace_message_call_key(&answer->message);
     }
     buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);
     buf_append(&place->ids, answer->tokens.ids, answer->tokens.id_count * 4);

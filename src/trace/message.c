@@ -3,7 +3,8 @@
  * An agent sends its whole history with every call, and never quite as it got it: arguments of
  * calls are serialised anew, reasoning is dropped, ids are left out, tools are called by another of
  * their names, blanks are trimmed. The key of
- * a message is a hash over what does not change on that way; what may be missing on either side is
+ * a message is a hash over what does not change on that way, or, of calls whose arguments a client
+ * completes with defaults, over their ids; what may be missing on either side is
  * compared apart, where both have it. */
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +210,21 @@ struct trace_key trace_message_key(const struct trace_message *message)
         hash_arguments(&hash, message->calls[i].arguments);
     XXH128_hash_t digest = XXH3_128bits_digest(&hash.state);
     return (struct trace_key){digest.high64, digest.low64};
+}
+
+struct trace_key trace_message_call_key(const struct trace_message *message)
+{
+    struct hash hash = {0};
+    XXH3_128bits_reset(&hash.state);
+    hash_content(&hash, message);
+    for (size_t i = 0; i < message->call_count; i++) {
+        if (!message->calls[i].id.size)
+            return (struct trace_key){0};
+        hash_bytes(&hash, 'i', message->calls[i].id);
+    }
+    XXH128_hash_t digest = XXH3_128bits_digest(&hash.state);
+    return message->call_count ? (struct trace_key){digest.high64, digest.low64}
+                               : (struct trace_key){0};
 }
 
 static bool agree(struct str a, struct str b)

@@ -456,7 +456,7 @@ static int add_line(struct samples *samples, struct json line, struct str id, st
     samples->turn_count++;
     (void)map_put(&samples->by_id, id, (void *)((uintptr_t)at + 1));
     if (turn->answered && turn->request_node != NONE) {
-        if (turn->parent != NONE)
+        if (turn->parent != NONE && !turn->side)
             samples->turns[turn->parent].side = false; /* it was gone on from: a turn after all */
         find_base(samples, at);
         branch_find(samples, at, from_depth);

@@ -8,7 +8,7 @@
 #include "trace/sample_inner.h"
 
 struct place {
-    uint32_t parent, zero;
+    uint32_t parent, by_calls;
     struct trace_key key;
 };
 
@@ -33,7 +33,11 @@ uint32_t graph_find(const struct samples *samples, uint32_t parent, struct trace
     uint32_t at = found ? (uint32_t)(found - 1) : NONE;
     while (at != NONE && !trace_message_same(&samples->nodes[at].message, message))
         at = samples->nodes[at].before;
-    return at;
+    if (at != NONE || message->role != TRACE_ASSISTANT || !message->call_count)
+        return at;
+    place = (struct place){parent, 1, trace_message_call_key(message)};
+    found = (uintptr_t)map_get(&samples->by_key, place_key(&place));
+    return found ? (uint32_t)(found - 1) : NONE;
 }
 
 uint32_t graph_known(const struct samples *samples, struct trace_key key)
@@ -81,7 +85,11 @@ uint32_t graph_add(struct samples *samples, uint32_t parent, struct trace_key ke
         (uintptr_t)map_put(&samples->by_key, place_key(&place), (void *)((uintptr_t)at + 1));
     node.before = old ? (uint32_t)(old - 1) : NONE;
     samples->nodes[at] = node;
-    if (turn != NONE)
-        (void)map_put(&samples->known, str_make(&key, sizeof key), (void *)((uintptr_t)turn + 1));
+    if (turn == NONE)
+        return at;
+    (void)map_put(&samples->known, str_make(&key, sizeof key), (void *)((uintptr_t)turn + 1));
+    place = (struct place){parent, 1, trace_message_call_key(&node.message)};
+    if (place.key.high || place.key.low)
+        (void)map_put(&samples->by_key, place_key(&place), (void *)((uintptr_t)at + 1));
     return at;
 }

@@ -312,6 +312,13 @@ struct trace_key {
     uint64_t high, low;
 };
 struct trace_key trace_message_key(const struct trace_message *message);
+/* The same by the ids of its calls instead of their arguments: clients that fill in defaults keep
+ * the ids. {0, 0}: it has no calls, or one without an id. */
+struct trace_key trace_message_call_key(const struct trace_message *message);
+static inline bool trace_key_equal(struct trace_key a, struct trace_key b)
+{
+    return a.high == b.high && a.low == b.low;
+}
 /* May two messages of the same key be one? Ids and reasoning must agree where both have them, names
  * of tools unless the ids are the same. */
 bool trace_message_same(const struct trace_message *a, const struct trace_message *b);

@@ -303,6 +303,39 @@ TEST(a_fork_keeps_the_turns_before_it)
     EXPECT_TEXT(at(&rows, 1, "turns.1.call_id"), "\"c-3\"");
 }
 
+TEST(arguments_that_a_client_completes_are_the_same_call_by_its_id)
+{
+    OWN(samples) struct samples *samples = fresh(0);
+    OWN(rows) struct rows rows = {0};
+    add(samples, (struct line){.id = "c-1",
+                               .messages = USER("1"),
+                               .answer = CALLED("x", "{\\\"a\\\":1}"),
+                               .prompt = "1",
+                               .ids = "10",
+                               .logprobs = "-1"});
+    add(samples, (struct line){.id = "c-2",
+                               .messages = USER("1") "," CALLED(
+                                   "x", "{\\\"a\\\":1,\\\"all\\\":false}") "," RESULT("x", "r"),
+                               .answer = SAID("b"),
+                               .prompt = "1,11,2",
+                               .ids = "12",
+                               .logprobs = "-1"});
+    /* Another id is another call. */
+    add(samples,
+        (struct line){.id = "c-3",
+                      .messages = USER("1") "," CALLED("y", "{\\\"a\\\":2}") "," RESULT("y", "r"),
+                      .answer = SAID("b"),
+                      .prompt = "1,13,2",
+                      .ids = "14",
+                      .logprobs = "-1"});
+    rows_read(&rows, samples);
+    EXPECT_INT(rows.count, 3);
+    EXPECT_TEXT(at(&rows, 1, "branch.kind"), "\"retokenised\"");
+    EXPECT_TEXT(at(&rows, 1, "continuity.differences.0.expected_from"), "\"c-1\"");
+    EXPECT(strstr(at(&rows, 1, "continuity.differences.0.sent_back_text"), "all") != NULL);
+    EXPECT_TEXT(at(&rows, 2, "branch.kind"), "\"other\"");
+}
+
 /* ---------------------------------------------------------------- branches */
 
 TEST(a_sub_agent_is_known_by_the_arguments_that_started_it)

@@ -108,9 +108,12 @@ say = "All is done."
 """
 
 
-def much_output(shell, turns):
-    commands = "".join(f"[[rule.turns]]\ncall = {shell(f'seq {i}1000 {i}9999 | sed s/^/number./')}\n" for i in range(10, 10 + turns))
-    return f"[[rule]]\n{commands}[[rule.turns]]\nsay = \"All is done.\"\n"
+def turns(*calls):
+    return "[[rule]]\n" + "".join(f"[[rule.turns]]\ncall = {one}\n" for one in calls) + '[[rule.turns]]\nsay = "All is done."\n'
+
+
+def much_output(shell, count):
+    return turns(*[shell(f"seq {i}1000 {i}9999 | sed s/^/number./") for i in range(10, 10 + count)])
 
 
 def bash(command):
@@ -129,6 +132,10 @@ SCENARIOS = {
         helpers("Task", "general-purpose", lambda c: call("Bash", command=c)), HELPERS),
     "opencode-sub-agents": (
         "The task tool, twice at once.", "opencode", [('"task": false, ', "")], helpers("task", "general", described), HELPERS),
+    "claude-code-completed-arguments": (
+        "Edit comes back with a default filled in, under the same id: the same turn, other tokens.", "claude-code", [],
+        turns(call("Read", file_path="/app/greeting.txt"),
+              call("Edit", file_path="/app/greeting.txt", old_string="hello", new_string="goodbye")), "Change the greeting."),
     "claude-code-compaction": (
         "The summary is asked for with the tools still there; the last turn is kept as it was.", "claude-code",
         [('IS_SANDBOX = "1"',
