@@ -179,7 +179,8 @@ void samples_job_free(struct samples_job *job);
 
 /* --- live.c: <home>/live */
 /* Does nothing when the request's sources are not known; else sets plan->live. */
-int live_write(struct plan *plan, const struct rollout_request *request, struct err *err);
+int live_write(struct plan *plan, const struct rollout_request *request, const char *owner,
+               bool begun, struct err *err);
 void live_remove(const struct plan *plan);
 
 /* --- result.json */

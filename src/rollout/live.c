@@ -77,13 +77,14 @@ static void set_path(struct json_writer *out, const char *key, const char *path)
     json_set_text(out, key, full ? full : path);
 }
 
-int live_write(struct plan *plan, const struct rollout_request *request, struct err *err)
+int live_write(struct plan *plan, const struct rollout_request *request, const char *owner,
+               bool begun, struct err *err)
 {
     const struct rollout_sources *sources = &request->sources;
     if (!sources->agent || !sources->model || (!sources->task && !sources->task_text.size))
         return 0;
     OWN(mem) char *dir = mem_format("%s/live", plan->home);
-    if (plan->resumed) { /* it is there */
+    if (begun) { /* it is there, and the folder says whose it is now */
         plan->live = arena_format(&plan->arena, "%s/%s", dir, plan->id);
         return 0;
     }
@@ -92,6 +93,8 @@ int live_write(struct plan *plan, const struct rollout_request *request, struct 
     json_begin_object(&out);
     json_set_int(&out, "version", VERSION);
     json_set_text(&out, "id", plan->id);
+    if (owner)
+        json_set_text(&out, "owner", owner);
     json_set_int(&out, "queued_ms", (long long)plan->queued_wall_ms);
     set_path(&out, "agent", sources->agent);
     json_set_text(&out, "model", sources->model);

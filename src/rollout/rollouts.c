@@ -538,7 +538,7 @@ int rollouts_check(struct rollouts *rollouts, const struct rollout_request *requ
 }
 
 static struct entry *take_as(struct rollouts *rollouts, const struct rollout_request *request,
-                             const char *id, bool resumed, struct err *err)
+                             const char *id, const struct rollout_left *left, struct err *err)
 {
     OWN(checked) struct checked checked = {.mode = GATEWAY_BLACK_BOX};
     if (check(rollouts, request, &checked, err) < 0)
@@ -551,8 +551,14 @@ static struct entry *take_as(struct rollouts *rollouts, const struct rollout_req
         agent_spec_artifacts(plan->agent, plan->task->workdir,
                              plan->task->root || agent_spec_wants_root(plan->agent), &plan->arena);
     plan->bundle = checked.bundle ? arena_text(&plan->arena, str_of(checked.bundle)) : NULL;
-    plan->resumed = resumed;
-    if (rollouts_make_folder(rollouts, plan, err) < 0 || live_write(plan, request, err) < 0) {
+    plan->resumed = left != NULL;
+    bool begun = left && left->state.data;
+    /* What waits has no folder yet: a submission costs one file, which says whose it is. */
+    if (live_write(plan, request, rollouts->options.owner, begun, err) < 0 ||
+        ((!plan->live || (left && file_exists(plan->dir))) &&
+         rollouts_make_folder(rollouts, plan, err) < 0)) {
+        if (!left)
+            live_remove(plan);
         plan_unref(plan);
         return NULL;
     }
@@ -565,7 +571,7 @@ struct entry *rollouts_take(struct rollouts *rollouts, const struct rollout_requ
     char id[ID_MAX];
     id_make_after(id, "r", rollouts->last_id);
     memcpy(rollouts->last_id, id, sizeof id);
-    return take_as(rollouts, request, id, false, err);
+    return take_as(rollouts, request, id, NULL, err);
 }
 
 void rollouts_queued(struct entry *entry, uint32_t queue_ms_max)
@@ -606,7 +612,7 @@ int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *req
 
 int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, struct err *err)
 {
-    struct entry *entry = take_as(rollouts, &left->request, left->id, true, err);
+    struct entry *entry = take_as(rollouts, &left->request, left->id, left, err);
     if (!entry)
         return -1;
     struct plan *plan = entry->plan;

@@ -1,11 +1,11 @@
 /* leftovers.c - what a killed predecessor left, found and cleared at start.
  *
  * Several processes may share a home, so "not finished" alone does not mean dead. Each process
- * holds a lock on <home>/owners/<its id> while it lives, and each unfinished rollout's folder names
- * its owner. A rollout whose owner's lock can be taken has nobody left: `serve` goes on with it
- * where it can (resume.c), else it comes back as infra_failed, once. The sandboxes such a process
- * left at the keeper and that nobody goes on with are destroyed; the keeper knows which have no
- * server. */
+ * holds a lock on <home>/owners/<its id> while it lives, and each unfinished rollout's folder
+ * (before its start: what is kept of its request) names its owner. A rollout whose owner's lock can
+ * be taken has nobody left: `serve` goes on with it where it can (resume.c), else it comes back as
+ * infra_failed, once. The sandboxes such a process left at the keeper and that nobody goes on with
+ * are destroyed; the keeper knows which have no server. */
 #include "runtime/internal.h"
 
 #include <errno.h>
@@ -25,6 +25,8 @@
 #include "json/json.h"
 
 #define TURN_MS_MAX 60000
+
+#define LIVE_BYTES_MAX ((size_t)64 << 20)
 
 static void note(struct machine *machine, const char *text)
 {
@@ -95,7 +97,16 @@ static void dead_free(struct dead *row)
 bool leftovers_is_dead(const char *home, const char *id)
 {
     OWN(mem) char *dir = mem_format("%s/rollouts/%s", home, id);
-    return owner_is_dead(home, dir);
+    OWN(mem) char *owner = mem_format("%s/owner", dir);
+    OWN(mem) char *live = mem_format("%s/live/%s.json", home, id);
+    OWN(buf) struct buf text = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    /* Before its start it has no folder: then the request says whose it is. */
+    if (file_exists(owner) || file_read(live, LIVE_BYTES_MAX, &text, NULL) < 0 ||
+        json_read(&doc, buf_str(&text), NULL, NULL) < 0)
+        return owner_is_dead(home, dir);
+    return is_dead(home, arena_text(&arena, json_str(json_get(json_root(&doc), "owner"), &arena)));
 }
 
 static bool owner_is_dead(const char *home, const char *dir)
