@@ -20,7 +20,7 @@
 #include "base/mem.h"
 #include "store/index.h"
 
-#define VERSION 3
+#define VERSION 4
 #define BUSY_MS_MAX 10000
 
 /* What lists ask for has an index of its own, so that a question costs the same whatever is kept.
@@ -36,6 +36,7 @@ static const char schema[] =
     "CREATE INDEX rollouts_run ON rollouts(run, id) WHERE run IS NOT NULL;"
     "CREATE INDEX rollouts_group ON rollouts(grp, id) WHERE grp IS NOT NULL;"
     "CREATE INDEX rollouts_task ON rollouts(task, id);"
+    "CREATE INDEX rollouts_agent ON rollouts(agent, id);"
     "CREATE INDEX rollouts_key ON rollouts(key) WHERE key IS NOT NULL;"
     "CREATE INDEX rollouts_open ON rollouts(stage, id) WHERE fate IS NULL;"
     "CREATE INDEX rollouts_fate ON rollouts(fate, id) WHERE fate IS NOT NULL;"
@@ -54,7 +55,7 @@ static const char schema[] =
     " entry_ms INTEGER, segment TEXT, place INTEGER, deliveries INTEGER) WITHOUT ROWID;"
     "CREATE INDEX calls_rollout ON calls(rollout_id, number);"
     "CREATE INDEX calls_open ON calls(state) WHERE state = 'open';"
-    "PRAGMA user_version = 3;";
+    "PRAGMA user_version = 4;";
 
 static const char *const texts[INDEX_STATEMENTS] = {
     /* While there is no entry, the place is the intent's. */

@@ -144,7 +144,8 @@ def test_what_the_backlog_dropped_is_said(postern, tmp, model):
 
 
 def test_a_reader_that_does_not_read_costs_no_memory(postern, tmp):
-    service = Service(postern, "--listen.event-backlog", "1M", "--listen.drain", "0")
+    service = Service(postern, "--listen.event-backlog", "1M", "--listen.drain", "0",
+                      env={"ASAN_OPTIONS": "quarantine_size_mb=1"})
     try:
         peers = []
         for _ in range(8):

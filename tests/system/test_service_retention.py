@@ -163,6 +163,7 @@ def test_lists_and_starts_go_along_an_index(postern, model):
         ("SELECT id FROM rollouts WHERE run = 'a' AND id < 'r' ORDER BY id DESC LIMIT 100", "rollouts_run"),
         ("SELECT id FROM rollouts WHERE grp = 'a' ORDER BY id ASC LIMIT 100", "rollouts_group"),
         ("SELECT id FROM rollouts WHERE task = 'a' ORDER BY id DESC LIMIT 100", "rollouts_task"),
+        ("SELECT id FROM rollouts WHERE agent = 'a' ORDER BY id DESC LIMIT 100", "rollouts_agent"),
         ("SELECT id FROM rollouts WHERE fate = 'ok' ORDER BY id DESC LIMIT 100", "rollouts_fate"),
         ("SELECT id FROM rollouts WHERE stage = 'queued' AND fate IS NULL ORDER BY id DESC LIMIT 100", "rollouts_open"),
         ("SELECT id FROM rollouts WHERE callback_state = 'pending' ORDER BY id ASC LIMIT 100", "rollouts_callback"),
