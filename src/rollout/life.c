@@ -116,6 +116,11 @@ static void move(struct life *life, enum trace_stage next)
     life_report_send(life, life_report(life, REPORT_STAGE));
 }
 
+static void move_to_running(struct life *life)
+{
+    move(life, TRACE_RUNNING);
+}
+
 /* The rollout cannot go on. The first cause counts; a stage that ended well cannot fail any more.
  */
 void life_fail(struct life *life, enum trace_fate fate, const struct err *why)
@@ -229,7 +234,7 @@ void life_step(struct life *life)
         if (!life_ready(life))
             return;
         life_begin_output(life);
-        move(life, TRACE_RUNNING);
+        life_running(life, move_to_running);
         life_start_agent(life);
         return;
 

@@ -144,7 +144,8 @@ uint32_t life_wall_ms(const struct life *life);   /* the agent's time in this st
 uint32_t life_verify_ms(const struct life *life); /* the verifier's */
 
 /* --- life_ready.c */
-bool life_ready(struct life *life);     /* true: the agent may start; else a note follows */
+bool life_ready(struct life *life); /* true: the agent may start; else a note follows */
+void life_running(struct life *life, void (*move_on)(struct life *life));
 bool life_next_step(struct life *life); /* after a verification: there is another one */
 
 /* --- life_resume.c */

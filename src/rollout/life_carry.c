@@ -1,6 +1,6 @@
 /* life_carry.c - a verifier with surroundings of its own.
  *
- *     fetch each artifact -> [the agent's sandbox goes] -> a sandbox on the verifier's root
+ *     fetch each artifact -> a sandbox on the verifier's root
  *     -> [the task's files and setup, when the root is the task's] -> put each artifact back
  *
  * Only what the task names as artifacts goes over, and /logs/artifacts by convention: no program,
@@ -191,10 +191,7 @@ static void go_on(struct life *life)
         }
         carry->at = 0;
         carry->step = CARRY_OPEN;
-        if (!task->step_count) {
-            life->pending++;
-            sandbox_close(TAKE(life->sandbox), life_on_closed, life);
-        }
+        /* The agent's stays until the end: after a crash all of this is done once more. */
         life_open_judge(life);
         return;
     case CARRY_OPEN:

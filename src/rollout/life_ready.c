@@ -44,12 +44,21 @@ static void on_reopened(void *context, struct sandbox *sandbox, const struct err
         life_fail_infra(life, &why);
         return;
     }
-    /* It stands on the layer: nobody else has to hold it. */
-    sandboxes_drop_layer(life->plan->lane.sandboxes, life->layer);
-    life->layer[0] = '\0';
     sandbox_on_lost(sandbox, life_on_lost, life);
     life_attach_inlet(life);
     phase_over(life);
+}
+
+/* The sandbox stands on the layer, and whoever comes after a crash will look for the sandbox: only
+ * now nobody has to hold it. */
+void life_running(struct life *life, void (*move_on)(struct life *life))
+{
+    char layer[sizeof life->layer];
+    memcpy(layer, life->layer, sizeof layer);
+    life->layer[0] = '\0';
+    move_on(life);
+    if (layer[0])
+        sandboxes_drop_layer(life->plan->lane.sandboxes, layer);
 }
 
 static void reopen(struct life *life)
@@ -222,6 +231,7 @@ bool life_next_step(struct life *life)
     }
     life->carry = NULL;
     life->phase = PHASE_REOPEN;
+    life->setup_done = true; /* the task's own was, perhaps by a server that is gone */
     life->agent_over = life->quiet = life->snapshot_over = false;
     life->judge_ready = life->verified = life->collect_done = false;
     return true;

@@ -155,6 +155,18 @@ static void write_openenv(const struct trace_result *result, const struct result
     json_set_text(out, "proxy_log_tail", "");
 }
 
+/* Keys of the task that nobody understood. */
+static void write_warnings(const struct task *task, struct json_writer *out)
+{
+    if (!task->warnings)
+        return;
+    json_key(out, "task_warnings");
+    json_begin_array(out);
+    for (const char *const *text = task->warnings; *text; text++)
+        json_put_text(out, *text);
+    json_end_array(out);
+}
+
 void result_write(const struct trace_result *result, const struct result_extra *extra,
                   struct buf *out)
 {
@@ -183,6 +195,7 @@ void result_write(const struct trace_result *result, const struct result_extra *
     write_openenv(result, extra, &writer);
     json_set_raw(&writer, "samples", extra->samples.size ? extra->samples : STR("null"));
     json_set_text(&writer, "task_source", plan->task->source);
+    write_warnings(plan->task, &writer);
     if (extra->verify_user)
         json_set_text(&writer, "verify_user",
                       extra->verify_user[0] ? extra->verify_user : "agent's");

@@ -13,7 +13,8 @@ import subprocess
 import pytest
 
 import postern as lib
-from postern import bash, must, quoted, script
+from postern import bash, must, quoted, script, until
+from service import Service
 
 HARBOR = lib.REPOSITORY / "tests" / "tasks"
 
@@ -332,6 +333,30 @@ def test_a_step_cannot_change_the_programs_of_later_verifiers(postern, tmp):
     assert [s["reward"] for s in result["steps"]] == [1, 0], result
 
 
+def test_steps_and_separate_verifiers_go_on_after_the_server_was_killed(postern, tmp):
+    wait = "for i in $(seq 100); do [ -e /tmp/never ]; sleep 0.02; done; "
+    turns = {"Create the empty": [bash(wait + ": > ledger"), "Opened."], "Append every": [bash(wait + "cat receipts.txt >> ledger"), "Booked."],
+             "Write the sum": [bash("echo total 42 > closed; rm receipts.txt"), "Closed."],
+             "has lines": [bash(wait + "mkdir notes; echo by hand > notes/n; echo '{\"sum\": 17}' > report.json"), "Reported."]}
+    model = rules(tmp / "m.toml", turns, "instruction_has")
+    server = Service(postern)
+    try:
+        ids = [server.post("/v1/rollouts", {"agent": "mini", "task": str(HARBOR / name), "model": model})["id"] for name in ("ledger", "report")]
+        for calls in (1, 3):  # the first step's agent at its command, then the second one's
+            until(lambda: server.get(f"/v1/rollouts/{ids[0]}")["calls"] >= calls, 60, f"call {calls}")
+            server.process.kill()
+            server.process.wait()
+            server = Service(postern)
+        for id_ in ids:
+            server.over(id_)
+    finally:
+        server.process.terminate()
+        server.process.wait(60)
+    steps, report = (json.loads((postern.home / "rollouts" / id_ / "result.json").read_text()) for id_ in ids)
+    assert steps["class"] == "ok" and [s["reward"] for s in steps["steps"]] == [1, 1, 1] and steps["reward"] == 1, steps
+    assert report["class"] == "ok" and abs(report["reward"] - 2 / 3) < 1e-9, report
+
+
 def test_a_separate_verifier_sees_artifacts_and_nothing_else(postern, tmp):
     work = "touch secret-of-the-agent; mkdir notes; echo by hand > notes/n; echo '{\"sum\": 17, \"names\": [\"x\"]}' > report.json"
     result = one(postern, "--task", HARBOR / "report", "--model", script(tmp / "m.toml", bash(work), "Done."))
@@ -450,6 +475,7 @@ def test_unknown_keys_are_said_and_the_task_runs(postern, tmp):
     path = harbor(tmp / "t", "from_the_future = true\n")
     done, results = postern.run("--agent", "nop", "--task", path)
     assert results[0]["reward"] == 1 and "from_the_future" in done.error, done
+    assert "from_the_future" in results[0]["task_warnings"][0]
 
 
 # ---------------------------------------------------------------- sets and checks
