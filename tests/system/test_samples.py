@@ -14,6 +14,7 @@ import pytest
 
 import postern as lib
 from postern import task
+from test_agents import agents_postern, installed  # noqa: F401
 from test_gate import Server as GateServer
 from test_serve import Server
 
@@ -265,9 +266,9 @@ class Engine(http.server.ThreadingHTTPServer):
 
     START, END, LINE = 1, 2, 3
 
-    def __init__(self, routes=("/tokenize", "/v1/chat/completions/tokens")):
+    def __init__(self, routes=("/tokenize", "/v1/chat/completions/tokens"), shell=("bash", "command")):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.routes, self.asked = routes, []
+        self.routes, self.shell, self.asked = routes, shell, []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def sampled(self, text):
@@ -298,7 +299,7 @@ class Engine(http.server.ThreadingHTTPServer):
         turn = sum(message["role"] == "assistant" for message in body["messages"])
         message = [{"content": "I will look, really."}, {"content": "All well, really."}, {"content": "Hello, bye."}][turn]
         if turn < 2:
-            call = {"name": "bash", "arguments": json.dumps({"command": "echo yes > answer"})}
+            call = {"name": self.shell[0], "arguments": json.dumps({self.shell[1]: "echo yes > answer"})}
             message["tool_calls"] = [{"id": f"call-{turn}", "type": "function", "function": call}]
         ids = [*self.sampled(self.words(message)), self.END]
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "tool_calls" if turn < 2 else "stop",
@@ -324,18 +325,32 @@ class Handler(http.server.BaseHTTPRequestHandler):
             out = {"count": len(tokens), "max_model_len": 9999, "tokens": tokens}
         else:
             out = engine.answer(body, body["tokens"] if self.path.endswith("/tokens") else engine.render(body["messages"], True))
-        data = json.dumps(out).encode()
+        stream = status == 200 and body.get("stream")
+        data = self.pieces(out) if stream else json.dumps(out).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream" if stream else "application/json")
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
+    def pieces(self, out):
+        """The same as a stream: the message, then what is said at the end."""
+        choice, = out.pop("choices")
+        message = choice.pop("message")
+        for at, call in enumerate(message.get("tool_calls") or ()):
+            call["index"] = at
+        head = {**out, "object": "chat.completion.chunk"}
+        usage = head.pop("usage")
+        finish = choice.pop("finish_reason")
+        chunks = [{**head, "choices": [{**choice, "delta": message, "finish_reason": None}]},
+                  {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, {**head, "choices": [], "usage": usage}]
+        return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks).encode() + b"data: [DONE]\n\n"
 
-def run_against(postern, tmp_path, engine, *flags):
+
+def run_against(postern, tmp_path, engine, *flags, agent="mini"):
     job = task(tmp_path / "task.json", name="make-it", verify=["grep -q yes answer"], workdir="/app")
-    done = postern("run", "--agent", "mini", "--task", job, "--model", f"http://127.0.0.1:{engine.server_address[1]}/v1#m", "--mode", "proxy",
-                   "--json", *flags, *postern.flags, seconds=120)
+    done = postern("run", "--agent", agent, "--task", job, "--model", f"http://127.0.0.1:{engine.server_address[1]}/v1#m", "--mode", "proxy",
+                   "--json", *flags, *postern.flags, seconds=300)
     assert done.lines(), done
     result = json.loads(done.lines()[-1])
     assert result["fate"] == "ok" and result["reward"] == 1 and result["turns"] == 3, result
@@ -367,6 +382,19 @@ def test_an_engine_that_takes_token_ids_never_tokenises_an_answer_again(postern,
     assert [row["continuity"]["status"] for row in rows] == ["clean", "forked", "forked"]
     refused = postern("run", "--agent", "mini", "--task", tmp_path / "task.json", "--model", "http://127.0.0.1:1/v1#m", "--exact-prefix")
     assert refused.code == lib.EXIT_INPUT and "mode proxy or gate" in refused.error
+
+
+@pytest.mark.parametrize("name, shell", [("pi", ("bash", "command")), ("claude-code", ("Bash", "command"))])
+def test_agents_that_write_arguments_anew_still_go_on_from_what_was_sampled(agents_postern, installed, tmp_path, name, shell):
+    """Real agents, streamed, one of them translated: their copy of a call has other blanks, and the engine never sees it."""
+    installed(name)
+    exact = Engine(shell=shell)
+    result, rows = run_against(agents_postern, tmp_path, exact, "--exact-prefix", "--gateway.model-api", "chat", agent=name)
+    row, = rows
+    check_row(row)
+    assert row["continuity"]["status"] == "clean" and result["gateway"]["exact_prefix"]["used"] == 2
+    history = [message for path, body in exact.asked if path.endswith("/tokens") for message in body["messages"]]
+    assert any('":"' in call["function"]["arguments"] for message in history for call in message.get("tool_calls") or ())
 
 
 def test_a_trainer_renders_only_what_is_new(postern, tmp_path):
