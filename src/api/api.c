@@ -308,6 +308,7 @@ struct api *api_open(struct loop *loop, const struct api_options *options, struc
     api->write_live = options->write_live;
     api->read_metrics = options->read_metrics;
     api->write_sandboxes = options->write_sandboxes;
+    api->write_settings = options->write_settings;
     api->context = options->context;
     if (read_token(api, err) < 0) {
         api_free(api);

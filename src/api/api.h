@@ -92,6 +92,8 @@ struct api_options {
     int (*cancel)(void *context, const char *id, const char *why, struct err *err); /* likewise */
     /* One element of an array for each lane: its sandboxes. NULL: there are none. */
     void (*write_sandboxes)(void *context, struct json_writer *out);
+    /* One object: the settings in force and where each is from. NULL: not said. */
+    void (*write_settings)(void *context, struct json_writer *out);
     struct rollouts *rollouts; /* what is under way, on the same loop; NULL: nothing is */
     void *context;
 };

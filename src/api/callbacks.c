@@ -46,6 +46,7 @@ struct api_callbacks {
     uint32_t pause_ms;
     struct list waiting, flying; /* deliveries */
     size_t flying_count;
+    struct api_callback_counts counts;
     bool more; /* the index may have others that are pending */
     struct map known;
 };
@@ -175,6 +176,8 @@ static void delivery_over(struct delivery *delivery, const char *state)
     struct api_callbacks *callbacks = delivery->callbacks;
     struct err err = {0};
     LOG_INFO("api", delivery->id, "its callback: %s after %u tries", state, delivery->tries);
+    *(strcmp(state, "delivered") == 0 ? &callbacks->counts.delivered : &callbacks->counts.failed) +=
+        1;
     if (store_put_note(callbacks->api->store, NULL, "callback", "rollout", delivery->id, state,
                        NULL, NULL, &err) < 0)
         LOG_WARN("api", delivery->id, "its callback is not noted as %s: %s", state, err.text);
@@ -377,6 +380,13 @@ struct api_callbacks *api_callbacks_new(struct api *api, const char *allow, uint
     list_init(&callbacks->flying);
     callbacks->more = true;
     return callbacks;
+}
+
+struct api_callback_counts api_callbacks_counts(const struct api_callbacks *callbacks)
+{
+    struct api_callback_counts counts = callbacks->counts;
+    counts.pending = callbacks->known.count;
+    return counts;
 }
 
 void api_callbacks_begin(struct api_callbacks *callbacks)

@@ -529,6 +529,11 @@ static void open_stream(struct api *api, struct http_exchange *exchange, enum sc
             http_respond(exchange, 204, NULL, 0, STR_NONE);
         return;
     }
+    if (str_is(http_exchange_method(exchange), "HEAD")) { /* there would be one */
+        stream_free(stream);
+        http_respond(exchange, 200, headers, COUNT(headers), STR_NONE);
+        return;
+    }
     http_respond_begin(exchange, 200, headers, COUNT(headers));
     http_exchange_notify(exchange, LOW_BYTES, on_drain, on_gone, stream);
     loop_timer_start(api->loop, &stream->keepalive, events->keepalive_ms, on_keepalive, stream);
@@ -559,6 +564,11 @@ void api_answer_group_events(struct api *api, struct http_exchange *exchange, st
     const char *id = api_name(exchange, name, &arena);
     if (id)
         open_stream(api, exchange, SCOPE_GROUP, id);
+}
+
+size_t api_events_streams(const struct api_events *events)
+{
+    return events->stream_count;
 }
 
 /* ---------------------------------------------------------------- closing */

@@ -57,6 +57,7 @@ struct api {
     bool (*write_live)(void *context, const char *id, struct json_writer *out);
     void (*read_metrics)(void *context, struct api_metrics *out);
     void (*write_sandboxes)(void *context, struct json_writer *out);
+    void (*write_settings)(void *context, struct json_writer *out);
     int (*submit)(void *context, const struct api_submit *orders, size_t count,
                   struct api_receipt *receipt, struct err *err);
     int (*cancel)(void *context, const char *id, const char *why, struct err *err);
@@ -176,6 +177,7 @@ void api_wait_close(struct api *api);
 /* ---------------------------------------------------------------- events.c */
 struct api_events *api_events_new(struct api *api, size_t bytes_max, uint32_t keepalive_ms);
 void api_events_event(struct api_events *events, const struct rollout_event *event);
+size_t api_events_streams(const struct api_events *events);
 void api_events_close(struct api_events *events); /* every stream ends */
 void api_events_free(struct api_events *events);
 
@@ -187,6 +189,11 @@ void api_callbacks_begin(struct api_callbacks *callbacks); /* with what is pendi
 /* May a rollout have this callback? err->field is below "callback". */
 int api_callback_check(struct api *api, struct json callback, struct arena *arena, struct err *err);
 void api_callbacks_event(struct api_callbacks *callbacks, const struct rollout_event *event);
+struct api_callback_counts {
+    uint64_t pending;           /* now, in memory */
+    uint64_t delivered, failed; /* since start */
+};
+struct api_callback_counts api_callbacks_counts(const struct api_callbacks *callbacks);
 void api_callbacks_free(struct api_callbacks *callbacks);
 
 /* ---------------------------------------------------------------- gate.c, gate_socket.c */

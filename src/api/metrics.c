@@ -120,6 +120,17 @@ void api_write_metrics(struct api *api, struct buf *out)
             labelled(out, "rollouts_total", "fate", trace_fate_name((enum trace_fate)i),
                      now.rollouts_by_fate[i]);
     }
+    if (api->rollouts)
+        number(out, "rollouts_stale_total", "counter",
+               "Rollouts cancelled because they were too old.",
+               rollouts_counts(api->rollouts).stale);
+    struct api_callback_counts callbacks = api_callbacks_counts(api->callbacks);
+    number(out, "callbacks_pending", "gauge", "Results that are being posted.", callbacks.pending);
+    family(out, "callbacks_total", "counter", "Results that were posted, by how it ended.");
+    labelled(out, "callbacks_total", "end", "delivered", callbacks.delivered);
+    labelled(out, "callbacks_total", "end", "failed", callbacks.failed);
+    number(out, "event_streams", "gauge", "Streams of events that are read.",
+           api_events_streams(api->events));
     number(out, "sandboxes", "gauge", "Sandboxes that exist.", now.sandboxes);
     number(out, "sandboxes_created_total", "counter", "Sandboxes made.", now.sandboxes_created);
     number(out, "sandboxes_failed_total", "counter", "Sandboxes that could not be made.",

@@ -87,7 +87,7 @@ static const struct {
     {"Id", id_members}, {"SubmittedGroup", submitted_group}, {"GroupRow", group_row}, {"GroupPage", group_page},
     {"Group", group_members}, {"CallRow", call_row}, {"Calls", calls_members}, {"Call", any_members}, {"Policy", policy_members},
     {"GateCounts", gate_counts_members}, {"Taken", taken_members}, {"CallStatus", call_status}, {"Health", health_members},
-    {"Sandboxes", sandboxes_members}, {"Files", files_members}, {"File", file_members}, {"OpenApi", any_members},
+    {"Sandboxes", sandboxes_members}, {"Files", files_members}, {"File", file_members}, {"OpenApi", any_members}, {"Settings", any_members},
     {"Deleted", status_members},
 };
 /* clang-format on */

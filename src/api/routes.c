@@ -106,6 +106,18 @@ static void answer_sandboxes(struct api *api, struct http_exchange *exchange, st
     http_respond_json(exchange, 200, buf_str(&body));
 }
 
+static void answer_settings(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    (void)name;
+    OWN(buf) struct buf body = {0};
+    struct json_writer out = {.out = &body};
+    if (api->write_settings)
+        api->write_settings(api->context, &out);
+    else
+        buf_str_append(&body, STR("{}"));
+    http_respond_json(exchange, 200, buf_str(&body));
+}
+
 static void answer_metrics(struct api *api, struct http_exchange *exchange, struct str name)
 {
     (void)name;
@@ -159,6 +171,7 @@ const struct api_route api_routes[] = {
     {"GET", "/health", true, answer_health, "A constant, without a token", 200, "Status"},
     {"GET", "/v1/health", false, answer_detail, "How it fares; 503 while it drains or the journal fails", 200, "Health"},
     {"GET", "/v1/openapi.json", false, api_answer_openapi, "This description", 200, "OpenApi"},
+    {"GET", "/v1/config", false, answer_settings, "Settings in force, and where each is from", 200, "Settings"},
     {"GET", "/v1/sandboxes", false, answer_sandboxes, "Sandboxes, by lane and backend", 200, "Sandboxes"},
     {"GET", "/metrics", false, answer_metrics, "Numbers in the Prometheus text format", 200, "text/plain"},
     {"GET", "/v1/version", false, answer_version, "Name and version", 200, "Version"},

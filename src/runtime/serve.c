@@ -88,6 +88,12 @@ static void write_sandboxes(void *context, struct json_writer *out)
     }
 }
 
+static void write_settings(void *context, struct json_writer *out)
+{
+    const struct serve *serve = context;
+    config_write_json(serve->machine->config, out);
+}
+
 static void read_metrics(void *context, struct api_metrics *out)
 {
     static uint64_t by_fate[TRACE_FATES];
@@ -245,6 +251,7 @@ static int open_api(struct serve *serve, const struct config *config, struct err
         .write_live = write_live,
         .read_metrics = read_metrics,
         .write_sandboxes = write_sandboxes,
+        .write_settings = write_settings,
         .submit = submit,
         .cancel = cancel,
         .rollouts = serve->machine->rollouts,

@@ -472,6 +472,11 @@ def test_the_time_to_drain_has_an_end(postern):
     service = Service(postern, "--listen.drain", "300ms")
     rollout = service.post("/v1/rollouts", gated())["id"]
     until(lambda: service.get("/v1/gate")["held"] == 1, 60, "its call at the gate")
+    group = service.post("/v1/groups", {**gated(), "task": {**SETUP, "setup": ["sleep 600"]}, "n": 2})
+    until(lambda: service.get(f"/v1/groups/{group['id']}").get("preparation") == "preparing", 30, "the preparation")
     assert service.stop()[0] == 0
     result = json.loads((service.home / "rollouts" / rollout / "result.json").read_text())
     assert result["class"] == "cancelled" and result["reward"] is None
+    for rollout in group["rollouts"]:
+        result = json.loads((service.home / "rollouts" / rollout / "result.json").read_text())
+        assert result["class"] == "cancelled" and result["reason"] == "server"

@@ -114,6 +114,15 @@ def test_a_group_and_all(service, model):
     assert service.events(f"/v1/rollouts/{other}/events", after="7").status == 400
     assert service.events("/v1/rollouts/r-nothing/events").status == 404
     assert service.events("/v1/groups/g-nothing/events").status == 404
+    connection = service.control.connection()
+    connection.request("HEAD", "/v1/events", headers=service.control.headers)
+    assert connection.getresponse().status == 200
+    connection.close()
+    connection = service.control.connection()
+    connection.request("GET", "/metrics", headers=service.control.headers)
+    assert b"postern_event_streams 2" in connection.getresponse().read()
+    connection.close()
+    assert service.get("/v1/config")["listen.keepalive"]["value"] == 100
     rest.close()
     everything.close()
 
