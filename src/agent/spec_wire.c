@@ -162,6 +162,9 @@ static int read_nonces(struct agent_spec *spec, struct toml_node *root, struct e
             toml_choice(item, "chars", classes, &chars, err) < 0 ||
             read_sizes(item, nonce, err) < 0)
             return -1;
+        if (!name[0] || strpbrk(name, "{}\"\\"))
+            return toml_error(toml_get(item, "name"), err,
+                              "a nonce's name has no braces or quotes");
         if (strlen(after) < 3)
             return toml_error(toml_get(item, "after"), err,
                               "'after' has at least 3 characters, or it is found everywhere");

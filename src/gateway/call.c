@@ -844,6 +844,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         id_make(call->record.id, "c");
         call->record.number = session->stats.calls;
     }
+    call_share_nonces(call);
     snprintf(call->record.rollout, sizeof call->record.rollout, "%s", session->rollout_id);
     call->record.dialect = dialect_name(dialect);
     call->record.mode = gateway_mode_name(session->mode);

@@ -1,5 +1,7 @@
 /* call_request.c - what a call's request becomes on its way to the model server: untouched, with
  * what is imposed in proxy mode, or in another dialect. */
+#include <string.h>
+
 #include "base/mem.h"
 #include "gateway/inner.h"
 #include "gateway/rules.h"
@@ -15,6 +17,33 @@ void call_canonical(struct call *call)
     call->record.nonces = arena_str(&call->arena, buf_str(&notes));
     body_unref(call->body);
     call->body = body_new(buf_str(&same));
+}
+
+void call_share_nonces(struct call *call)
+{
+    struct gateway_session *session = call->session;
+    struct str all = call->record.nonces, last = buf_str(&session->nonces);
+    if (!all.size)
+        return;
+    size_t shared = 0, count = 0;
+    /* Whole elements at the front: "},{" separates them, and nothing inside holds a brace. */
+    for (size_t i = 0; i < all.size && i < last.size && all.data[i] == last.data[i]; i++) {
+        if (all.data[i] != '}')
+            continue;
+        shared = i + 1;
+        count++;
+    }
+    if (count) {
+        struct str rest = str_from(all, shared);
+        if (rest.size && rest.data[0] == ',')
+            rest = str_from(rest, 1);
+        call->record.nonces = str_of(arena_format(&call->arena, "[%.*s", STR_ARGS(rest)));
+        call->record.nonces_parent = arena_text(&call->arena, str_of(session->nonces_call));
+        call->record.nonces_shared = (uint32_t)count;
+    }
+    buf_clear(&session->nonces);
+    buf_str_append(&session->nonces, all);
+    memcpy(session->nonces_call, call->record.id, sizeof session->nonces_call);
 }
 
 static void make_whole(void *context)

@@ -431,6 +431,8 @@ struct gateway_session {
     void (*on_tool_note)(void *context, const struct gateway_tool_note *note);
     struct mcp mcp;
     const struct trace_rules *rules; /* NULL: none */
+    struct buf nonces;               /* all of the last call that had some: a JSON array */
+    char nonces_call[ID_MAX];        /* which it was */
     void (*on_call)(void *context, const struct trace_call *call, enum gateway_phase phase);
     void (*on_exhausted)(void *context, enum gateway_cause cause, const struct err *why);
     void *context;
@@ -584,6 +586,8 @@ void call_note_delivery(struct gateway_session *session, const char *call_id, ui
 /* The body as it is recorded and goes on: in black_box mode as it came, else without the nonces
  * that the rules name. */
 void call_canonical(struct call *call);
+/* Leaves out of the record what the one before has: a history only grows. */
+void call_share_nonces(struct call *call);
 /* Whether a rule says what this call is. */
 void call_find_side(struct call *call, struct http_exchange *exchange);
 /* The dialect the model server is spoken to in. -1: there is no way to say it there. */

@@ -350,6 +350,7 @@ static void session_free(struct gateway_session *session)
     map_deinit(&session->hosts);
     tools_free(session->tools);
     mcp_deinit(session);
+    buf_deinit(&session->nonces);
     retries_deinit(&session->retries);
     restore_free(session);
     lineage_deinit(&session->lineage);

@@ -180,7 +180,9 @@ struct trace_call {
     bool side;           /* not a turn of the conversation: a title, a summary, a probe */
     const char *side_name; /* of the rule that said so; NULL: none did */
     struct str nonces; /* what was made the same in the request: a JSON array; STR_NONE: nothing */
-    bool has_policy;   /* the weights' version when the call was dispatched is known */
+    const char *nonces_parent; /* the call whose first ones come before these; NULL: all are here */
+    uint32_t nonces_shared;    /* how many of them */
+    bool has_policy;           /* the weights' version when the call was dispatched is known */
     int64_t policy_version;
     enum trace_call_state state;
     uint64_t accepted_ms, first_byte_ms, done_ms;

@@ -248,6 +248,10 @@ void trace_call_write(const struct trace_call *call, struct json_writer *out)
         json_set_text(out, "side_name", call->side_name);
     if (call->nonces.size)
         json_set_raw(out, "nonces", call->nonces);
+    if (call->nonces_parent) {
+        json_set_text(out, "nonces_parent", call->nonces_parent);
+        json_set_int(out, "nonces_shared", call->nonces_shared);
+    }
     json_set_int(out, "attempts", call->attempt);
     if (call->has_policy)
         json_set_int(out, "policy_version", call->policy_version);

@@ -234,6 +234,43 @@ TEST(nonces_go_where_the_mode_says)
     }
 }
 
+TEST(a_call_keeps_only_the_nonces_its_parent_has_not)
+{
+    struct world world = {.upstream_answer = answer};
+    OWN(buf) struct buf calls = {0};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){.rules = &with_nonces, .mode = "proxy"});
+    ask(&world, MAIN("Chunk ID: 111111"));
+    ask(&world, MAIN("Chunk ID: 111111 Chunk ID: 222222"));
+    ask(&world, MAIN("Chunk ID: 111111 Chunk ID: 222222 "));
+    ask(&world, MAIN("Chunk ID: 333333 Chunk ID: 222222"));
+    read_calls(&world, &calls);
+    static const struct {
+        const char *was;
+        int count, shared;
+    } rows[] = {{"111111", 1, 0}, {"222222", 1, 1}, {NULL, 0, 2}, {"333333", 2, 0}};
+    char before[ID_MAX] = "";
+    size_t at = 0;
+    for (struct str rest = buf_str(&calls); rest.size && at < COUNT(rows); at++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        EXPECT_INT(json_read(&doc, str_cut(&rest, '\n'), NULL, NULL), 0);
+        struct json line = json_root(&doc), kept = json_get(line, "nonces");
+        EXPECT_INT(json_type(kept), JSON_ARRAY);
+        EXPECT_INT(json_size(kept), rows[at].count);
+        EXPECT_INT(json_int_or(json_get(line, "nonces_shared"), 0), rows[at].shared);
+        if (rows[at].was)
+            EXPECT(json_is(json_get(json_at(kept, 0), "was"), rows[at].was));
+        if (rows[at].shared)
+            EXPECT(json_is(json_get(line, "nonces_parent"), before));
+        snprintf(before, sizeof before, "%.*s",
+                 STR_ARGS(json_str(json_get(line, "call_id"), &arena)));
+    }
+    EXPECT_INT(at, COUNT(rows));
+    world_end(&world);
+}
+
 static void hold(struct world *world, struct http_exchange *exchange)
 {
     world->held = exchange;
