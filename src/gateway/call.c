@@ -67,6 +67,25 @@ void exchange_begin_stream(struct http_exchange *exchange)
     http_respond_begin(exchange, 200, headers, COUNT(headers));
 }
 
+void exchange_begin(struct http_exchange *exchange, bool stream)
+{
+    static const struct http_header json = {{"content-type", 12}, {"application/json", 16}};
+    if (stream)
+        exchange_begin_stream(exchange);
+    else
+        http_respond_begin(exchange, 200, &json, 1);
+}
+
+void exchange_end_json(struct http_exchange *exchange, bool begun, struct str body)
+{
+    if (!begun) {
+        http_respond_json(exchange, 200, body);
+        return;
+    }
+    (void)http_respond_write(exchange, body);
+    http_respond_end(exchange);
+}
+
 void call_send(struct call *call, struct str bytes)
 {
     if (bytes.size)
@@ -74,7 +93,7 @@ void call_send(struct call *call, struct str bytes)
     if (!call->exchange || !bytes.size)
         return;
     if (!call->begun)
-        exchange_begin_stream(call->exchange);
+        exchange_begin(call->exchange, call->request.stream);
     call->begun = true;
     call->written_ms = loop_now_ms(call->session->gateway->loop);
     call->record.answer_bytes += bytes.size;
@@ -101,7 +120,7 @@ static void on_drain(void *context)
         upstream_resume(call->upstream);
 }
 
-/* A sign of life on a stream that waits; before that, the moment its head is sent. */
+/* A sign of life on an answer that waits; before that, the moment its head is sent. */
 static void on_pulse(struct loop_timer *timer)
 {
     struct call *call = timer->context;
@@ -112,9 +131,12 @@ static void on_pulse(struct loop_timer *timer)
     uint64_t quiet = loop_now_ms(loop) - call->written_ms;
     if (!call->begun || (quiet >= session->keepalive_ms && !http_respond_queued(call->exchange))) {
         OWN(buf) struct buf sign = {0};
-        rules_keepalive(session->rules, call->dialect, &sign);
+        if (!call->request.stream)
+            buf_byte(&sign, '\n'); /* JSON may begin with blanks */
+        else
+            rules_keepalive(session->rules, call->dialect, &sign);
         if (!sign.size && !call->begun)
-            exchange_begin_stream(call->exchange);
+            exchange_begin(call->exchange, call->request.stream);
         call->begun |= !sign.size;
         call_send(call, buf_str(&sign));
         quiet = 0;
@@ -166,7 +188,7 @@ static void give_answer(struct call *call)
         http_respond_end(call->exchange);
         return;
     }
-    http_respond_json(call->exchange, 200, buf_str(&call->held));
+    exchange_end_json(call->exchange, call->begun, buf_str(&call->held));
 }
 
 void call_show_trouble(struct call *call, struct http_exchange *exchange, bool begun)
@@ -492,10 +514,11 @@ void call_listen(struct call *call)
 {
     struct loop *loop = call->session->gateway->loop;
     http_exchange_notify(call->exchange, QUEUE_LOW, on_drain, on_gone, call);
-    if (!call->request.stream)
-        return;
     call->written_ms = loop_now_ms(loop);
-    loop_timer_start(loop, &call->pulse, call->session->headers_after_ms, on_pulse, call);
+    loop_timer_start(loop, &call->pulse,
+                     call->request.stream ? call->session->headers_after_ms
+                                          : call->session->unary_after_ms,
+                     on_pulse, call);
 }
 
 /* ---------------------------------------------------------------- an attempt */
@@ -645,6 +668,8 @@ static void on_done(void *context, const struct err *err, bool script_error)
     call_note_tokens(call);
     if (call->anew || call->request.stream != call->head.stream)
         call_convert(call);
+    if (call->vf)
+        vf_model_wrap(call);
     enter(call);
 }
 
@@ -792,14 +817,15 @@ static void write_intent(struct call *call)
 }
 
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,
-                const struct dialect *dialect, struct str body)
+                const struct dialect *dialect, struct body *body, bool vf)
 {
     struct gateway *gateway = session->gateway;
     struct call *call = mem_zero(sizeof *call);
     struct err err = {0}, api_err = {0};
     struct retry_key key;
     call->session = session;
-    call->body = body_take(exchange, body);
+    call->body = body;
+    call->vf = vf;
     call_canonical(call);
     skim_digest(call);
     if (retry_answer(session, exchange, dialect, call->body, &key)) {
@@ -809,7 +835,8 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         return;
     }
     struct dialect_route route =
-        dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
+        vf ? (struct dialect_route){DIALECT_ROUTE_CALL, dialect, STR_NONE, false}
+           : dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
     call->dialect = dialect;
     call->arena.bytes_max = call->request_arena.bytes_max = ARENA_BYTES_MAX;
     list_init(&call->others);

@@ -168,6 +168,7 @@ struct gateway_session_options {
     uint32_t keepalive_ms;     /* 0: 15 s between signs of life on a waiting stream */
     uint32_t headers_after_ms; /* 0: 20 s: a stream's 200 is sent after this; until then errors keep
                                   their status */
+    uint32_t unary_after_ms;   /* 0: 45 s: the same for an answer that is no stream */
     uint32_t retry_grace_ms;   /* 0: 30 s: a call whose agent went away is kept for its return */
     uint64_t held_ms_max;      /* 0: 1 h: a call nobody answers at the gate fails then */
     struct str tools;          /* the rollout's own: a JSON array of definitions (docs/http-api.md);

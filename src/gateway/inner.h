@@ -421,7 +421,7 @@ struct gateway_session {
     bool exact_prefix;
     uint32_t prefix_calls, prefix_used;
     char prefix_trouble[160];
-    uint32_t keepalive_ms, headers_after_ms;
+    uint32_t keepalive_ms, headers_after_ms, unary_after_ms;
     uint64_t held_ms_max;
     struct tools *tools; /* NULL: none */
     uint32_t tools_in_flight, tool_calls;
@@ -546,7 +546,8 @@ struct call {
     bool parked_answer;     /* the answer is complete */
     uint32_t tries;         /* since the agent last asked */
 
-    bool begun;   /* a stream's head was sent */
+    bool begun;   /* the answer's head was sent */
+    bool vf;      /* asked for at /vf/model */
     bool relayed; /* and something of the answer */
     bool paused;
     bool closing; /* a close is asked for: do not start over */
@@ -563,9 +564,10 @@ struct call_other {
     bool begun;
 };
 
-/* The route was found and the body is there. Answers in every case. */
+/* The route was found and the body is there, which is the call's from now on. Answers in every
+ * case. `vf`: the answer is wrapped by vf_model_wrap(). */
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,
-                const struct dialect *dialect, struct str body);
+                const struct dialect *dialect, struct body *body, bool vf);
 /* The next attempt, or what has to come before it. */
 void call_attempt(struct call *call);
 /* Ends it now, as broken. */
@@ -606,7 +608,16 @@ void call_stop_writing(struct call *call);
 void call_convert(struct call *call);
 /* The answer as a stream, made anew. */
 void call_stream_answer(struct call *call, struct buf *out);
+/* The head of an answer that is not there yet: of a stream, or of JSON, before which blanks may
+ * come as signs of life. */
+void exchange_begin(struct http_exchange *exchange, bool stream);
 void exchange_begin_stream(struct http_exchange *exchange);
+/* All of an answer, or what is left of it, that is no stream. */
+void exchange_end_json(struct http_exchange *exchange, bool begun, struct str body);
+/* --- vf_model.c */
+bool vf_model_request(struct gateway_session *session, struct http_exchange *exchange,
+                      struct str path);
+void vf_model_wrap(struct call *call);
 /* An error in the agent's dialect. */
 void answer_error(struct http_exchange *exchange, const struct dialect *dialect, int status,
                   const char *code, struct str message, uint32_t retry_after_s);

@@ -246,7 +246,7 @@ void call_others_write(struct call *call, struct str bytes)
     LIST_EACH (node, &call->others) {
         struct call_other *other = LIST_OF(node, struct call_other, node);
         if (!other->begun)
-            exchange_begin_stream(other->exchange);
+            exchange_begin(other->exchange, call->request.stream);
         other->begun = true;
         (void)http_respond_write(other->exchange, bytes);
     }
@@ -267,7 +267,7 @@ void call_others_end(struct call *call, struct str held)
         if (call->request.stream)
             http_respond_end(other->exchange);
         else
-            http_respond_json(other->exchange, 200, held);
+            exchange_end_json(other->exchange, other->begun, held);
         other_free(other);
     }
 }

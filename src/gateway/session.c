@@ -29,6 +29,7 @@
 #define ANSWER_BYTES_MAX ((size_t)64 << 20)
 #define KEEPALIVE_MS 15000
 #define HEADERS_AFTER_MS 20000
+#define UNARY_AFTER_MS 45000 /* the most impatient agent gives up after 60 s without a head */
 #define RETRY_GRACE_MS 30000
 #define HELD_MS_MAX (3600u * 1000)
 #define HOSTS_MAX 64
@@ -255,7 +256,8 @@ static void on_body(void *context, struct http_exchange *exchange, struct str bo
         session_refused(session, REFUSED_BODY);
         return;
     }
-    call_begin(session, exchange, http_exchange_context(exchange), body);
+    call_begin(session, exchange, http_exchange_context(exchange), body_take(exchange, body),
+               false);
 }
 
 /* An estimate, said at once: four bytes a token. Agents use it to decide when to compact; nobody
@@ -318,7 +320,8 @@ static void on_request(void *context, struct http_exchange *exchange)
         http_respond(exchange, 200, NULL, 0, STR_NONE);
         return;
     }
-    if (tools_request(session, exchange, path) || mcp_request(session, exchange, path))
+    if (vf_model_request(session, exchange, path) || tools_request(session, exchange, path) ||
+        mcp_request(session, exchange, path))
         return;
     struct dialect_route route = dialect_find_route(method, path);
     switch (route.kind) {
@@ -419,6 +422,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->keepalive_ms = options->keepalive_ms ? options->keepalive_ms : KEEPALIVE_MS;
     session->headers_after_ms =
         options->headers_after_ms ? options->headers_after_ms : HEADERS_AFTER_MS;
+    session->unary_after_ms = options->unary_after_ms ? options->unary_after_ms : UNARY_AFTER_MS;
     session->held_ms_max = options->held_ms_max ? options->held_ms_max : HELD_MS_MAX;
     session->on_call = options->on_call;
     session->on_exhausted = options->on_exhausted;

@@ -196,9 +196,11 @@ static void on_no_break(void *context, const struct err *err)
 
 static int hold(struct tool_run *run, struct err *err)
 {
-    static int (*const readers[])(struct str, struct buf *, struct err *) = {
-        [TOOL_FUNCTION] = read_result, [TOOL_USER] = read_messages, [TOOL_STOP] = read_done,
-        [TOOL_SAY] = read_words};
+    static int (*const readers[])(struct str, struct buf *,
+                                  struct err *) = {[TOOL_FUNCTION] = read_result,
+                                                   [TOOL_USER] = read_messages,
+                                                   [TOOL_STOP] = read_done,
+                                                   [TOOL_SAY] = read_words};
     struct gateway_session *session = run->session;
     struct tool_object *object = mem_zero(sizeof *object);
     char id[ID_MAX];
@@ -336,8 +338,8 @@ struct gateway_user *gateway_session_user(struct gateway_session *session, struc
     user->on_words = on_words;
     user->context = context;
     buf_format(&arguments, "{\"transcript\":%.*s}", STR_ARGS(transcript));
-    user->run = tool_run_start(session, TOOL_SAY, STR("user"), buf_str(&arguments), &handlers, user,
-                               err);
+    user->run =
+        tool_run_start(session, TOOL_SAY, STR("user"), buf_str(&arguments), &handlers, user, err);
     if (user->run)
         return user;
     free(user);
