@@ -45,6 +45,7 @@ struct config {
     int64_t listen_event_bytes_max;
     int64_t listen_keepalive_ms;
     int64_t listen_drain_ms;
+    bool listen_leave;
 
     const char *callback_allow;
     int64_t callback_tries_max;

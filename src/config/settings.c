@@ -89,6 +89,12 @@ const struct setting settings[] = {
      .min = 0,
      .max = DAY,
      .help = "After SIGTERM, how long rollouts under way may go on before they are cancelled."},
+    {.name = "listen.leave",
+     .type = SETTING_BOOLEAN,
+     AT(listen_leave),
+     .fallback = "false",
+     .help = "After SIGTERM and that time, leave what is not over to the next server instead of "
+             "cancelling it: agents run on meanwhile."},
 
     {.name = "callback.allow",
      .type = SETTING_TEXT,

@@ -10,6 +10,7 @@
 
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "api/api.h"
 #include "base/buf.h"
@@ -179,9 +180,23 @@ static void end_all(struct serve *serve, bool hurry)
     rollouts_cancel_all(rollouts, "the server is stopping", hurry);
 }
 
+/* The next server goes on with what there is, as after a crash; so this is one, on purpose. Nothing
+ * that was acknowledged is only in memory. */
+static void leave(struct serve *serve)
+{
+    struct rollout_counts counts = rollouts_counts(serve->machine->rollouts);
+    LOG_INFO("runtime", NULL, "%zu rollouts are left to the next server",
+             counts.running + counts.queued);
+    if (serve->machine->config->listen_unix[0])
+        (void)unlink(serve->machine->config->listen_unix);
+    _exit(0);
+}
+
 static void on_drain_due(struct loop_timer *timer)
 {
     struct serve *serve = timer->context;
+    if (serve->machine->config->listen_leave)
+        leave(serve);
     LOG_INFO("runtime", NULL, "the time to drain is up: cancelling what is left");
     end_all(serve, false);
 }
@@ -195,7 +210,9 @@ static void check_over(void *argument)
     struct rollout_counts counts = rollouts_counts(serve->machine->rollouts);
     if (counts.running || counts.ending)
         return;
-    if (counts.queued)
+    if (counts.queued && serve->state == DRAINING && serve->machine->config->listen_leave)
+        leave(serve);
+    else if (counts.queued)
         end_all(serve, false);
     else
         close_all(serve);
@@ -217,7 +234,8 @@ static void on_signal(void *context, int number)
             rollouts_cancel_all(serve->machine->rollouts, "the server is stopping", true);
         return;
     }
-    if (serve->state == SERVING && number == SIGTERM && drain_ms) {
+    bool leaves = serve->machine->config->listen_leave;
+    if (serve->state == SERVING && number == SIGTERM && (drain_ms || leaves)) {
         LOG_INFO("runtime", NULL, "signal %d: draining, for up to %lld s", number,
                  (long long)drain_ms / 1000);
         serve->state = DRAINING;

@@ -301,3 +301,20 @@ def test_a_real_agent_runs_on(service, tmp, sandbox_works):
         if own.process.poll() is None:
             own.kill()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def test_sigterm_can_leave_them_to_the_next_server(service, tmp):
+    mark = f"43257.{os.getpid()}"
+    service = service("--listen.leave", "--listen.drain", "200ms", "--rollout.parallel-max", "2")
+    census = Census(service.postern.home)
+    model = script(tmp / "m.toml", bash(f"sleep {mark} & sleep 3; kill $!; touch made"), "Done.")
+    work = {"name": "t", "instruction": "work", "verify": ["test -e made"]}
+    ids = [service.submit(agent="mini", task=work, model=model, index=i) for i in range(3)]
+    until(lambda: len(lib.marked(mark, "sleep")) == 2, 60, "agents at work")
+    assert service.stop() == 0
+    assert len(lib.marked(mark, "sleep")) == 2, "they run on"
+    service.start()
+    for id_ in ids:
+        check(service, id_, turns=2)
+    service.over()
+    census.settled(mark)
