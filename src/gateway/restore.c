@@ -326,11 +326,12 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
     if (!unsure && !lineless && !played && (session->tools_seen || answers_after))
         return 0;
     struct call call = {.arena.bytes_max = ARENA_BYTES_MAX};
-    int result = read_call(session, old, record, &call, &body_doc, &body, err);
-    if (result < 0 && !old->answered) {
-        *err = (struct err){0}; /* it has no request; then nobody will ask for it either */
-        result = 0;
-    } else if (result == 0) {
+    struct err trouble = {0};
+    if (read_call(session, old, record, &call, &body_doc, &body, &trouble) < 0) {
+        /* What was refused or broken may have no request; nobody gets that again anyway. */
+        if (old->answered)
+            LOG_WARN("gateway", old->id, "its answer cannot be given again: %s", trouble.text);
+    } else {
         session->tools_seen |= call.request.tool_count > 0;
         if (unsure)
             remember(session, &call, &key);
@@ -340,7 +341,7 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
             play_again(session, &call, (uint32_t)json_int_or(json_get(record, "attempts"), 1));
     }
     arena_deinit(&call.arena);
-    return result;
+    return 0;
 }
 
 int session_restore(struct gateway_session *session, struct err *err)

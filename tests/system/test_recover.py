@@ -59,6 +59,18 @@ class Service:
         until(path.exists, seconds, f"the result of {id_}")
         return json.loads(path.read_text())
 
+    def log(self):
+        return (self.postern.home / "serve.log").read_text(errors="replace")[-4000:]
+
+    def wait(self, id_, condition, seconds, what):
+        """Like until(), but over when the rollout is, with the server's own words."""
+        over = self.folder(id_) / "result.json"
+        try:
+            until(lambda: condition() or over.exists() or self.process.poll() is not None, seconds, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.stage(id_)}\n{self.log()}") from None
+        assert condition(), (what, over.exists() and over.read_text()[:2000], self.log())
+
     def row(self, id_):
         """As the index has it, when it says that it is over."""
         return until(lambda: (lambda row: row if row.get("fate") or row.get("class") else None)(
@@ -285,9 +297,9 @@ def test_a_real_agent_runs_on(service, tmp, sandbox_works):
                              calls(("Bash", {"command": "sleep 2; echo two >> out"})), "All is done.")
         id_ = own.submit(agent="claude-code", model=model, task={
             "name": "t", "instruction": "Work.", "verify": ["test \"$(cat out | tr '\\n' ' ')\" = 'one two '"]})
-        until(lambda: lib.processes(mark), 120, "its first command")
+        own.wait(id_, lambda: lib.processes(mark), 120, "its first command")
         own.restart()
-        until(lambda: len(own.calls(id_)) >= 2, 120, "its second call")
+        own.wait(id_, lambda: len(own.calls(id_)) >= 2, 120, "its second call")
         own.restart()
         result = own.result(id_, 180)
         assert result["fate"] == "ok" and result["reward"] == 1, result
