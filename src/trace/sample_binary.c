@@ -60,31 +60,33 @@ static int wrong(struct err *err, const char *key)
     return err_set(err, ERR_INPUT, "the sample's '%s' is not what it should be", key);
 }
 
+/* Elements of `wide` bytes; 0: float32. */
 static int put_array(struct buf *out, struct json row, const char *key, size_t count, size_t wide,
                      struct err *err)
 {
     struct json list = json_get(row, key);
+    size_t size = wide ? wide : sizeof(float);
     if (json_size(list) != count)
         return wrong(err, key);
+    char *at = buf_reserve(out, count * size + 1);
     JSON_EACH (item, list) {
         long long integer = 0;
         double number = 0;
-        if (wide == 0 && !json_double(item.value, &number))
-            return wrong(err, key);
-        if (wide && !json_int(item.value, &integer))
+        bool good = wide ? json_int(item.value, &integer) : json_double(item.value, &number);
+        if (!good || integer < 0 || integer > (wide == 1 ? UINT8_MAX : INT32_MAX))
             return wrong(err, key);
         float real = (float)number;
-        uint32_t bits;
-        memcpy(&bits, &real, 4);
-        if (wide == 1 && (integer < 0 || integer > 255))
-            return wrong(err, key);
-        if (wide == 4 && (integer < 0 || integer > INT32_MAX))
-            return wrong(err, key);
+        uint32_t bits = (uint32_t)integer;
+        if (!wide)
+            memcpy(&bits, &real, sizeof bits);
+        bits = wide == 1 ? bits : htole32(bits);
         if (wide == 1)
-            buf_byte(out, (char)integer);
+            *at = (char)bits;
         else
-            put_u32(out, wide == 4 ? (uint32_t)integer : bits);
+            memcpy(at, &bits, sizeof bits);
+        at += size;
     }
+    buf_added(out, count * size);
     return 0;
 }
 

@@ -257,6 +257,21 @@ def test_a_rollout_without_tokens_has_rows_of_messages(postern, tmp_path):
     assert result["samples"]["token_rows"] == 0 and row["reward"] == 1
 
 
+def test_a_rollout_that_others_broke_has_rows_without_a_reward(postern, tmp_path):
+    """The model server fails after the first turn: what was sampled is there, a reward is not, not even 0."""
+    (tmp_path / "model.toml").write_text('[defaults]\ntokens = "generate"\n[[rule]]\n[[rule.turns]]\n'
+                                         'call = { name = "bash", arguments = { command = "echo yes > answer" } }\n')
+    job = task(tmp_path / "task.json", verify=["grep -q yes answer"], workdir="/app")
+    done = postern("run", "--agent", "mini", "--task", job, "--model", f"script:{tmp_path / 'model.toml'}", "--mode", "proxy", "--json",
+                   *postern.flags)
+    result, = map(json.loads, done.lines())
+    assert result["fate"] == "upstream_failed" and result["reward"] is None
+    row, = rows_of(postern, result)
+    check_row(row)
+    assert row["fate"] == "upstream_failed" and row["reward"] is None and "rewards" not in row and row["trained_count"] > 0
+    assert result["samples"]["excluded"].get("broken", 0) >= 1 and result["error"]
+
+
 # ---------------------------------------------------------------- exact prefixes
 
 class Engine(http.server.ThreadingHTTPServer):
@@ -413,6 +428,7 @@ def test_a_trainer_renders_only_what_is_new(postern, tmp_path):
                 else:
                     assert "prefix_token_ids" not in call
                     prompt = engine.render(call["messages"], True)
+                assert trainer.ask("GET", f"/v1/rollouts/{id}/samples")[0] == 409
                 made = engine.answer({"messages": call["messages"], "model": "m"}, prompt)
                 prompts.append((prompt, prompt + made["choices"][0]["token_ids"]))
                 assert trainer.answer(call, made)[0] == 200
