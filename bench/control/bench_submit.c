@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #define ANSWER_MAX (4u << 20)
+#define FILL_BATCH 500
 #define FILL_SECONDS(live) (5 + (live) / 200)
 
 struct connection {
@@ -215,7 +216,7 @@ static void hold_mode(double live, double seconds)
      */
     double began = now();
     while ((here = look(&connection, &first)) < live && now() - began < FILL_SECONDS(live))
-        (void)submit_all((size_t)(live - here), 8, us);
+        (void)submit_all((size_t)(live - here < FILL_BATCH ? live - here : FILL_BATCH), 8, us);
     began = now();
     double least = here;
     for (;;) {
