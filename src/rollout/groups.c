@@ -229,8 +229,14 @@ int rollouts_submit_group(struct rollouts *rollouts, const struct rollout_group_
             break;
     }
     if (count < request->count || put_all(rollouts, request, entries, group_id, share, err) < 0) {
-        while (count)
-            rollouts_undo(entries[--count]);
+        while (count) {
+            struct entry *entry = entries[--count];
+            /* A row that may be on its way is taken back, too. */
+            if (rollouts->options.store)
+                (void)store_remove_rollout(rollouts->options.store, NULL, entry->plan->id, NULL,
+                                           NULL, NULL);
+            rollouts_undo(entry);
+        }
         free(entries);
         return -1;
     }
