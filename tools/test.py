@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
@@ -57,30 +58,33 @@ def build(preset):
     return directory
 
 
+def run_one(test, env):
+    """One test program: its counts, its output, its seconds. One that ends badly has failed, whatever it counted."""
+    started = time.monotonic()
+    try:
+        done = run([str(test)], env=env, timeout=900)
+        output, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as late:
+        output, code = (late.stdout or b"").decode(errors="replace") + "\nno end within 900 s\n", 1
+    match = re.search(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", output, re.M)
+    passed, failed, skipped = (int(part) for part in match.groups()) if match else (0, 1, 0)
+    return passed, failed or int(code != 0), skipped, output, time.monotonic() - started
+
+
 def run_unit(name, directory, only=None, slower=1, extra=None):
+    """As many programs at once as there are cores: most of their time they wait."""
     heading(f"{name}: unit tests")
     env = dict(os.environ, TEST_SLOWER=str(slower), **(extra or {}))
-    for test in sorted((directory / "unit").glob("test_*")):
-        if only and not test.name.startswith(only):
-            continue
-        started = time.monotonic()
-        try:
-            done = run([str(test)], env=env, timeout=900)
-            output, code = done.stdout, done.returncode
-        except subprocess.TimeoutExpired as late:
-            output, code = (late.stdout or b"").decode(errors="replace") + "\nno end within 900 s\n", 1
-        match = re.search(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", output, re.M)
-        if match:
-            passed, failed, skipped = (int(part) for part in match.groups())
-        else:
-            passed, failed, skipped = 0, 1, 0
-        count(f"{name} {test.name}", passed, failed, skipped)
-        print(f"{test.name}: {passed} passed, {failed} failed, {skipped} skipped"
-              f" ({time.monotonic() - started:.1f} s)", flush=True)
-        if failed or code:
-            print("\n".join(output.splitlines()[-80:]), flush=True)
-        elif skipped:
-            print("\n".join(line for line in output.splitlines() if "skip" in line), flush=True)
+    tests = [test for test in sorted((directory / "unit").glob("test_*")) if not only or test.name.startswith(only)]
+    with ThreadPoolExecutor(int(CORES)) as pool:
+        for test, done in zip(tests, pool.map(lambda test: run_one(test, env), tests)):
+            passed, failed, skipped, output, seconds = done
+            count(f"{name} {test.name}", passed, failed, skipped)
+            print(f"{test.name}: {passed} passed, {failed} failed, {skipped} skipped ({seconds:.1f} s)", flush=True)
+            if failed:
+                print("\n".join(output.splitlines()[-80:]), flush=True)
+            elif skipped:
+                print("\n".join(line for line in output.splitlines() if "skip" in line), flush=True)
 
 
 def stage_tidy():
@@ -112,26 +116,29 @@ def stage_tsan():
         run_unit("tsan", directory, only=THREADED, slower=6, extra={"TSAN_OPTIONS": "halt_on_error=1"})
 
 
+def fuzz_one(fuzzer, directory):
+    corpus = TOP / "fuzz/corpus" / fuzzer.name
+    found = directory / "found" / fuzzer.name
+    found.mkdir(parents=True, exist_ok=True)
+    args = [str(fuzzer), str(found)] + ([str(corpus)] if corpus.is_dir() else [])
+    return run(args + [f"-max_total_time={FUZZ_SECONDS}", "-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1",
+                       f"-artifact_prefix={found}/"])
+
+
 def stage_fuzz():
     heading(f"fuzz: each corpus and {FUZZ_SECONDS} s more")
     directory = build("fuzz")
     if not directory:
         return
-    for fuzzer in sorted((directory / "fuzz").glob("fuzz_*")):
-        if not os.access(fuzzer, os.X_OK) or fuzzer.suffix:
-            continue
-        corpus = TOP / "fuzz/corpus" / fuzzer.name
-        found = directory / "found" / fuzzer.name
-        found.mkdir(parents=True, exist_ok=True)
-        args = [str(fuzzer), str(found)] + ([str(corpus)] if corpus.is_dir() else [])
-        done = run(args + [f"-max_total_time={FUZZ_SECONDS}", "-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1",
-                           f"-artifact_prefix={found}/"])
-        ok = done.returncode == 0
-        runs = re.search(r"number_of_executed_units:\s*(\d+)", done.stdout)
-        print(f"{fuzzer.name}: {'clean' if ok else 'FOUND SOMETHING'}, {runs.group(1) if runs else '?'} inputs", flush=True)
-        if not ok:
-            print("\n".join(done.stdout.splitlines()[-40:]))
-        count(fuzzer.name, int(ok), int(not ok))
+    fuzzers = [path for path in sorted((directory / "fuzz").glob("fuzz_*")) if os.access(path, os.X_OK) and not path.suffix]
+    with ThreadPoolExecutor(int(CORES)) as pool:
+        for fuzzer, done in zip(fuzzers, pool.map(lambda fuzzer: fuzz_one(fuzzer, directory), fuzzers)):
+            ok = done.returncode == 0
+            runs = re.search(r"number_of_executed_units:\s*(\d+)", done.stdout)
+            print(f"{fuzzer.name}: {'clean' if ok else 'FOUND SOMETHING'}, {runs.group(1) if runs else '?'} inputs", flush=True)
+            if not ok:
+                print("\n".join(done.stdout.splitlines()[-40:]))
+            count(fuzzer.name, int(ok), int(not ok))
 
 
 def stage_system():
@@ -140,7 +147,7 @@ def stage_system():
         return
     env = dict(os.environ, POSTERN=str(TOP / "build/postern"))
     process = subprocess.Popen(
-        ["/usr/bin/python3", "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", "tests/system"],
+        ["/usr/bin/python3", "-m", "pytest", "-q", "-rs", "--tb=short", "--durations=15", "-p", "no:cacheprovider", "tests/system"],
         cwd=TOP, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     last = ""
     for line in process.stdout:
