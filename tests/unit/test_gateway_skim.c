@@ -5,7 +5,7 @@
 #include "dialect/dialect.h"
 #include "test_gateway.h"
 
-#define STEPS 220
+#define STEPS 120
 #define ELEMENTS_MAX 64
 
 static uint64_t seed;
