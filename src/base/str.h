@@ -40,7 +40,7 @@ static inline struct str str_from(struct str s, size_t start)
 {
     if (start > s.size)
         start = s.size;
-    return (struct str){s.data + start, s.size - start};
+    return (struct str){start ? s.data + start : s.data, s.size - start}; /* data may be NULL */
 }
 
 static inline struct str str_upto(struct str s, size_t size)
