@@ -75,6 +75,7 @@ int leftovers_own(struct machine *machine, struct err *err)
 /* ---------------------------------------------------------------- rollouts */
 struct dead {
     char *id, *run, *group, *task, *agent, *model, *mode, *backend, *stage, *dir;
+    char *key, *key_hash, *callback;
     uint32_t index;
     uint64_t queued_ms, started_ms;
 };
@@ -88,8 +89,9 @@ struct dead_list {
 
 static void dead_free(struct dead *row)
 {
-    char *texts[] = {row->id,    row->run,  row->group,   row->task,  row->agent,
-                     row->model, row->mode, row->backend, row->stage, row->dir};
+    char *texts[] = {row->id,    row->run,      row->group,   row->task,  row->agent,
+                     row->model, row->mode,     row->backend, row->stage, row->dir,
+                     row->key,   row->key_hash, row->callback};
     for (size_t i = 0; i < COUNT(texts); i++)
         free(texts[i]);
 }
@@ -140,6 +142,9 @@ static bool on_row(void *context, const struct store_rollout *row)
         .backend = mem_dup(row->backend),
         .stage = mem_dup(row->stage),
         .dir = mem_dup(row->dir),
+        .key = mem_dup(row->key),
+        .key_hash = mem_dup(row->key_hash),
+        .callback = mem_dup(row->callback),
         .index = row->index,
         .queued_ms = row->queued_ms,
         .started_ms = row->started_ms,
@@ -223,6 +228,10 @@ static void mark(struct machine *machine, const struct dead *row, const char *ca
         .fate = trace_fate_name(TRACE_FATE_INFRA_FAILED),
         .error = cause,
         .dir = row->dir,
+        .key = row->key,
+        .key_hash = row->key_hash,
+        .callback = row->callback,
+        .callback_state = row->callback ? "pending" : NULL,
         .index = row->index,
         .prompt_tokens = -1,
         .completion_tokens = -1,
@@ -258,6 +267,9 @@ void leftovers_book(struct machine *machine, const struct rollout_left *left, co
         .stage =
             (char *)(uintptr_t)trace_stage_name(left->state.data ? TRACE_RUNNING : TRACE_QUEUED),
         .dir = home ? full : dir,
+        .key = (char *)(uintptr_t)request->key,
+        .key_hash = (char *)(uintptr_t)request->key_hash,
+        .callback = (char *)(uintptr_t)request->callback,
         .index = request->index,
         .queued_ms = left->queued_ms,
     };
