@@ -296,27 +296,44 @@ static void remove_group(struct api *api, struct http_exchange *exchange, const 
     loop_work(api->loop, remove_them, on_folders_gone, removal);
 }
 
-void api_answer_group_cancel(struct api *api, struct http_exchange *exchange, struct str name)
+/* false: every rollout of it is over, or there is none. */
+static bool cancel_group(struct api *api, struct http_exchange *exchange, const char *id)
 {
-    OWN(arena) struct arena arena = {0};
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
-    const char *id = api_name(exchange, name, &arena);
-    if (!id)
-        return;
     size_t count = api->rollouts ? rollouts_group_cancel(api->rollouts, id,
                                                          "its group was cancelled over the control "
                                                          "listener")
                                  : 0;
-    if (!count) {
-        remove_group(api, exchange, id);
-        return;
-    }
+    if (!count)
+        return false;
     json_begin_object(&out);
     json_set_text(&out, "status", "cancelling");
     json_set_int(&out, "rollouts", (long long)count);
     json_end_object(&out);
     http_respond_json(exchange, 202, buf_str(&body));
+    return true;
+}
+
+void api_answer_group_cancel(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf group = {0};
+    struct err err = {0};
+    const char *id = api_name(exchange, name, &arena);
+    if (!id || cancel_group(api, exchange, id))
+        return;
+    if (api_write_group(api, id, &group, &err) == 0)
+        err_set(&err, ERR_CONFLICT, "every rollout of group '%s' is over", id);
+    api_answer_error(exchange, &err);
+}
+
+void api_answer_group_delete(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    OWN(arena) struct arena arena = {0};
+    const char *id = api_name(exchange, name, &arena);
+    if (id && !cancel_group(api, exchange, id))
+        remove_group(api, exchange, id);
 }
 
 /* ---------------------------------------------------------------- the list */

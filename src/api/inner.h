@@ -137,7 +137,7 @@ const char *api_name(struct http_exchange *exchange, struct str name, struct are
 
 api_answer api_answer_rollouts, api_answer_rollout, api_answer_submit, api_answer_cancel;
 api_answer api_answer_calls, api_answer_call, api_answer_samples, api_answer_group_samples;
-api_answer api_answer_files, api_answer_openapi;
+api_answer api_answer_files, api_answer_openapi, api_answer_delete, api_answer_group_delete;
 api_answer api_answer_groups, api_answer_group, api_answer_group_submit, api_answer_group_cancel;
 api_answer api_answer_events, api_answer_rollout_events, api_answer_group_events;
 api_answer api_answer_policy, api_answer_policy_change;

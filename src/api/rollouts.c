@@ -289,26 +289,40 @@ static void remove_rollout(struct api *api, struct http_exchange *exchange, cons
     loop_work(api->loop, remove_it, on_folder_gone, removal);
 }
 
+/* Cancels and never deletes: what ended a moment ago stays. */
 void api_answer_cancel(struct api *api, struct http_exchange *exchange, struct str name)
 {
     OWN(arena) struct arena arena = {0};
-    struct rollout_view view;
+    struct found found = {.api = api};
     struct err err = {0};
     const char *id = api_name(exchange, name, &arena);
     if (!id)
         return;
-    bool live = api->rollouts && rollouts_view(api->rollouts, id, &view) && !view.final;
-    if (!live) {
-        remove_rollout(api, exchange, id);
-        return;
-    }
     if (!api->cancel)
         err_set(&err, ERR_UNSUPPORTED, "this server takes no rollouts");
-    if (!api->cancel ||
-        api->cancel(api->context, id, "cancelled over the control listener", &err) < 0)
-        api_answer_error(exchange, &err);
-    else
+    if (api->cancel &&
+        api->cancel(api->context, id, "cancelled over the control listener", &err) == 0) {
         http_respond_json(exchange, 202, STR("{\"status\":\"cancelling\"}"));
+        return;
+    }
+    /* One the manager does not know any more is over. */
+    if (err.kind == ERR_NOT_FOUND && store_get_rollout(api->store, id, keep_row, &found, NULL) == 0)
+        err_set(&err, ERR_CONFLICT, "rollout '%s' is over", found.id);
+    found_deinit(&found);
+    api_answer_error(exchange, &err);
+}
+
+void api_answer_delete(struct api *api, struct http_exchange *exchange, struct str name)
+{
+    OWN(arena) struct arena arena = {0};
+    struct rollout_view view;
+    const char *id = api_name(exchange, name, &arena);
+    if (!id)
+        return;
+    if (api->rollouts && rollouts_view(api->rollouts, id, &view) && !view.final)
+        api_answer_cancel(api, exchange, name);
+    else
+        remove_rollout(api, exchange, id);
 }
 
 /* ---------------------------------------------------------------- its calls */

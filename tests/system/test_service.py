@@ -282,12 +282,16 @@ def test_a_group_is_cancelled_as_a_whole_at_any_stage(service, model):
     running = service.post("/v1/groups", gated(n=3))
     until(lambda: service.get("/v1/gate")["held"] == 3, 60, "three calls at the gate")
     for group in (preparing, running):
-        status, body = service.ask("DELETE", f"/v1/groups/{group['id']}")
+        status, body = service.ask("POST", f"/v1/groups/{group['id']}/cancel")
         assert status == 202 and body["rollouts"] == 3, body
     for group in (preparing, running):
         over = service.group_over(group["id"])
         assert over["fates"] == {"cancelled": 3} and over["reward"] is None, over
         assert {row["reason"] for row in over["rollouts"]} == {"user"}
+        assert service.ask("POST", f"/v1/groups/{group['id']}/cancel")[0] == 409, "what is over stays"
+        member = group["rollouts"][0]
+        assert service.ask("POST", f"/v1/rollouts/{member}/cancel")[0] == 409
+        assert service.get(f"/v1/rollouts/{member}")["fate"] == "cancelled"
         assert service.ask("DELETE", f"/v1/groups/{group['id']}") == (200, {"status": "deleted", "rollouts": 3})
     assert service.ask("DELETE", "/v1/groups/g-nothing")[0] == 404
     assert service.ask("GET", "/v1/groups/g-nothing")[0] == 404

@@ -131,7 +131,7 @@ def group(id: str, wait_ms: int = 0) -> Request:
 
 
 def cancel_group(id: str) -> Request:
-    return Request("DELETE", f"/v1/groups/{quote(id, safe='')}", again=True)
+    return Request("POST", f"/v1/groups/{quote(id, safe='')}/cancel", again=True)
 
 
 def calls(id: str) -> Request:
@@ -156,7 +156,7 @@ def samples(id: str, group: bool = False) -> Request:
 
 
 def cancel(id: str) -> Request:
-    return Request("DELETE", f"/v1/rollouts/{quote(id, safe='')}", again=True)
+    return Request("POST", f"/v1/rollouts/{quote(id, safe='')}/cancel", again=True)
 
 
 def take(max: int, wait_ms: int, lease_ms: Optional[int], group: Optional[str], rollout: Optional[str],
