@@ -330,3 +330,46 @@ def test_sigterm_can_leave_them_to_the_next_server(service, tmp):
         check(service, id_, turns=2)
     service.over()
     census.settled(mark)
+
+
+def test_a_task_of_several_steps_goes_on_in_its_step(service, tmp):
+    """Killed in the second step: the first one's reward stays, the second one's agent runs on."""
+    mark = f"43258.{os.getpid()}"
+    folder = tmp / "steps"
+    (folder / "environment").mkdir(parents=True)
+    lines = ['[task]', 'name = "steps"']
+    for name in ("one", "two"):
+        lines += ["[[steps]]", f'name = "{name}"']
+        (folder / "steps" / name / "tests").mkdir(parents=True)
+        (folder / "steps" / name / "instruction.md").write_text(f"Make {name}.\n")
+        (folder / "steps" / name / "tests" / "test.sh").write_text(
+            f"mkdir -p /logs/verifier; test -e /app/{name} && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n")
+    (folder / "task.toml").write_text("\n".join(lines) + "\n")
+    model = tmp / "m.toml"
+    model.write_text("""[[rule]]
+when = { instruction_has = "Make one" }
+[[rule.turns]]
+[[rule.turns.call]]
+name = "bash"
+arguments = { command = "touch one" }
+[[rule.turns]]
+say = "Done."
+[[rule]]
+[[rule.turns]]
+[[rule.turns.call]]
+name = "bash"
+arguments = { command = "sleep %s & sleep 3; kill $!; touch two" }
+[[rule.turns]]
+say = "Done too."
+""" % mark)
+    service = service()
+    census = Census(service.postern.home)
+    id_ = service.submit(agent="mini", task=str(folder), model=f"script:{model}")
+    service.wait(id_, lambda: lib.marked(mark, "sleep"), 60, "the second step")
+    service.restart()
+    result = service.result(id_)
+    assert result["fate"] == "ok" and result["reward"] == 1, result
+    assert [(s["name"], s["class"], s["reward"]) for s in result["steps"]] == [("one", "ok", 1), ("two", "ok", 1)], result["steps"]
+    assert result["calls"] == 4 and len(service.calls(id_)) == 4
+    service.over()
+    census.settled(mark)
