@@ -100,6 +100,9 @@ struct api_options {
 
 /* Listens at once. Refused: a token file that is blank, too short or holds more than a token. */
 struct api *api_open(struct loop *loop, const struct api_options *options, struct err *err);
+/* Rows of rollouts that are over were put into the store by somebody else: callbacks that wait for
+ * them are looked for when they are kept. */
+void api_booked(struct api *api);
 /* The rollouts are about to go: waiting requests are answered, nothing is asked of them any more.
  */
 void api_forget_rollouts(struct api *api);

@@ -12,6 +12,7 @@
  * anybody with the token could make the server post to whatever it can reach. By default that is
  * loopback. The secret is named by the submission, kept in the environment and never written
  * anywhere. */
+#include <arpa/inet.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <stdio.h>
@@ -65,8 +66,12 @@ struct delivery {
 /* ---------------------------------------------------------------- where they may go */
 static bool is_loopback(struct str host)
 {
-    return str_is(host, "localhost") || str_is(host, "::1") || str_is(host, "[::1]") ||
-           (str_starts(host, STR("127.")) && host.size <= 15);
+    struct in_addr address;
+    OWN(mem) char *text = str_dup(host);
+    if (str_equal_nocase(host, STR("localhost")) || str_is(host, "::1"))
+        return true;
+    /* Four numbers, no name that only begins like them. */
+    return inet_pton(AF_INET, text, &address) == 1 && ntohl(address.s_addr) >> 24 == 127;
 }
 
 /* The same scheme, host and port, and a path at or below the prefix's: never just the same letters.
@@ -99,6 +104,21 @@ static bool is_allowed(const struct api_callbacks *callbacks, const struct http_
     return !any && is_loopback(url->host);
 }
 
+/* Has the path a '..', plain or encoded? Who gets it may well resolve it. */
+static bool climbs(struct str url)
+{
+    long query = str_find_byte(url, '?');
+    struct str rest = query >= 0 ? str_upto(url, (size_t)query) : url;
+    OWN(buf) struct buf plain = {0};
+    if (!http_percent_decode(rest, &plain))
+        return true;
+    rest = buf_str(&plain);
+    while (rest.data)
+        if (str_is(str_cut(&rest, '/'), ".."))
+            return true;
+    return false;
+}
+
 static int check_url(const struct api_callbacks *callbacks, const char *text, struct err *err)
 {
     struct http_url url;
@@ -108,7 +128,7 @@ static int check_url(const struct api_callbacks *callbacks, const char *text, st
         if ((unsigned char)*at <= ' ' || *at == 127 || *at == '@' || *at == '\\' || *at == '#')
             return err_set(err, ERR_INPUT,
                            "'callback.url' has no blanks, user names, backslashes or fragments");
-    if (strstr(text, "/../") || str_ends(str_of(text), STR("/..")))
+    if (climbs(str_of(text)))
         return err_set(err, ERR_INPUT, "'callback.url' has no '..' in its path");
     if (http_url_read(text, &url, err) < 0) {
         err->kind = ERR_INPUT;
@@ -342,7 +362,9 @@ static bool add_row(void *context, const struct store_rollout *row)
     struct api_callbacks *callbacks = context;
     if (row->callback && row->fate)
         add(callbacks, row->id, row->callback, row->dir);
-    return callbacks->known.count < WAITING_MAX;
+    bool room = callbacks->known.count < WAITING_MAX;
+    callbacks->more = callbacks->more || !room;
+    return room;
 }
 
 static void look_for_more(struct api_callbacks *callbacks)
@@ -392,6 +414,24 @@ struct api_callback_counts api_callbacks_counts(const struct api_callbacks *call
 void api_callbacks_begin(struct api_callbacks *callbacks)
 {
     look_for_more(callbacks);
+}
+
+static void on_booked(void *context, const struct err *err)
+{
+    struct api *api = context;
+    if (err->kind != ERR_NONE)
+        LOG_WARN("api", NULL, "looking for callbacks: %s", err->text);
+    api->callbacks->more = true;
+    look_for_more(api->callbacks);
+    api_reply_done(api);
+}
+
+void api_booked(struct api *api)
+{
+    struct err err = {0};
+    api->replies++;
+    if (store_put_note(api->store, api->loop, "asked", NULL, NULL, NULL, on_booked, api, &err) < 0)
+        on_booked(api, &err);
 }
 
 /* What is not delivered stays pending, for the next server. */

@@ -149,6 +149,8 @@ void life_save(struct life *life)
     json_set_int(&out, "began_ms", (long long)(clock_wall_ms() - spent));
     json_set_int(&out, "lives", life->lives);
     json_set_int(&out, "tries", result->tries);
+    if (plan->has_policy) /* the one it began at: live.c reads it */
+        json_set_int(&out, "policy_version", plan->policy_version);
     if (life->sandbox && life->stage != TRACE_PROVISIONING)
         json_set_text(&out, "sandbox", sandbox_id(life->sandbox));
     if (life->layer[0])

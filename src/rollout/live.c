@@ -187,7 +187,15 @@ int rollout_left_read(const char *home, const char *id, struct arena *arena,
         struct str kept = json_exists(value) ? arena_str(arena, json_raw(value)) : STR_NONE;
         memcpy((char *)request + raws[i].at, &kept, sizeof kept);
     }
-    if (file_read(state_path, BYTES_MAX, &state, NULL) == 0 && state.size)
-        left->state = arena_str(arena, buf_str(&state));
+    if (file_read(state_path, BYTES_MAX, &state, NULL) < 0 || !state.size)
+        return 0;
+    left->state = arena_str(arena, buf_str(&state));
+    /* It began: staleness counts from there, whatever is current now. */
+    long long version;
+    if (json_read(&doc, left->state, NULL, NULL) == 0 &&
+        json_int(json_get(json_root(&doc), "policy_version"), &version)) {
+        request->has_policy = true;
+        request->policy_version = version;
+    }
     return 0;
 }

@@ -625,6 +625,8 @@ int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, 
     group_join(entry);
     rollouts_queued(entry, left->request.queue_ms_max);
     if (left->state.data) {
+        entry->counted = true;
+        rollouts->admission.counted++;
         rollouts_start(entry); /* it is under way, whatever the queue is like */
         return 0;
     }

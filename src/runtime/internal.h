@@ -54,6 +54,7 @@ struct machine {
     int (*resume)(void *context, struct rollout_left *left, struct err *err);
     struct map claimed; /* sandboxes, layers and rollouts that are gone on with: not swept */
     pthread_mutex_t claimed_lock;
+    bool callbacks_booked; /* somebody wants to be told of rollouts that were booked as over */
     size_t closing_lanes;
     bool closing;
 };

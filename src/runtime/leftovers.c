@@ -83,7 +83,7 @@ struct dead_list {
     struct machine *machine;
     struct dead *rows;
     size_t count, room;
-    const char *last;
+    char last[ID_MAX]; /* that was looked at */
     size_t seen;
 };
 
@@ -124,6 +124,7 @@ static bool on_row(void *context, const struct store_rollout *row)
 {
     struct dead_list *list = context;
     list->seen++;
+    snprintf(list->last, sizeof list->last, "%s", row->id);
     if (row->fate || !row->dir || leftovers_is_live(list->machine, row->id) ||
         !owner_is_dead(list->machine->config->home, row->dir))
         return true; /* what is live is gone on with, by us or by the next server */
@@ -204,6 +205,11 @@ static bool read_result(const struct dead *row, struct store_rollout *over, stru
     over->fate = trace_fate_name(fate);
     over->stage = arena_text(arena, json_str(json_get(root, "stage"), arena));
     over->error = error.size ? arena_text(arena, error) : NULL;
+    struct str reason = json_str(json_get(root, "reason"), arena);
+    over->reason = reason.size ? arena_text(arena, reason) : NULL;
+    long long version = json_int_or(json_get(root, "policy_version"), -1);
+    over->has_policy = version >= 0;
+    over->policy_version = version;
     over->has_reward = json_double(json_get(root, "reward"), &over->reward);
     over->calls = (uint32_t)json_int_or(json_get(root, "calls"), 0);
     over->turns = (uint32_t)json_int_or(json_get(root, "turns"), 0);
@@ -227,6 +233,10 @@ static void mark(struct machine *machine, const struct dead *row, const char *ca
         .stage = trace_stage_name(TRACE_FAILED),
         .fate = trace_fate_name(TRACE_FATE_INFRA_FAILED),
         .error = cause,
+        .key = row->key,
+        .key_hash = row->key_hash,
+        .callback = row->callback,
+        .callback_state = row->callback ? "pending" : NULL,
         .dir = row->dir,
         .key = row->key,
         .key_hash = row->key_hash,
@@ -241,6 +251,7 @@ static void mark(struct machine *machine, const struct dead *row, const char *ca
     };
     struct err err = {0};
     OWN(arena) struct arena arena = {0};
+    machine->callbacks_booked = machine->callbacks_booked || row->callback;
     if (!read_result(row, &over, &arena))
         write_result(row, cause);
     OWN(mem) char *owner = mem_format("%s/owner", row->dir);
@@ -307,21 +318,19 @@ void leftovers_mark(struct machine *machine)
     }
     struct dead_list list = {.machine = machine};
     for (int stage = TRACE_QUEUED; stage < TRACE_DONE; stage++) {
-        OWN(mem) char *before = NULL;
+        char before[ID_MAX] = "";
         do {
             struct err err = {0};
-            size_t had = list.count;
             struct store_query query = {.stage = trace_stage_name((enum trace_stage)stage),
-                                        .before = before,
+                                        .before = before[0] ? before : NULL,
                                         .limit = 1000};
             list.seen = 0;
             if (store_list_rollouts(machine->store, &query, on_row, &list, &err) < 0) {
                 LOG_WARN("runtime", NULL, "looking for rollouts of dead servers: %s", err.text);
                 break;
             }
-            free(before);
-            before = list.count > had ? mem_dup(list.rows[list.count - 1].id) : NULL;
-        } while (list.seen == 1000 && before);
+            memcpy(before, list.last, sizeof before); /* newest first */
+        } while (list.seen == 1000);
     }
     for (size_t i = 0; i < list.count; i++) {
         mark(machine, &list.rows[i], CAUSE);

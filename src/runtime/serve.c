@@ -308,6 +308,8 @@ int runtime_serve(const struct config *config, void (*on_ready)(void *context, c
         rollouts_watch(serve.machine->rollouts, &serve.watch);
         serve.retention = retention_start(serve.machine);
         machine_begin(serve.machine);
+        if (serve.machine->callbacks_booked)
+            api_booked(serve.api);
         tell(&serve, config, on_ready, context);
     } else {
         machine_close(serve.machine);

@@ -259,6 +259,23 @@ def test_what_cannot_be_gone_on_with_says_why(service, tmp):
     service.over()
 
 
+def test_the_version_it_began_at_outlives_its_server(service, tmp):
+    """Else what was sampled from old weights would pass for new."""
+    service = service()
+    assert service.control.ask("POST", "/v1/policy", {"version": 3})[0] == 200
+    model = script(tmp / "m.toml", bash("while ! test -e go; do sleep 0.1; done"), "Done.")
+    id_ = service.submit(agent="mini", task={"name": "t", "instruction": "work", "verify": ["true"]}, model=model)
+    until(lambda: service.stage(id_) == "running", 60, "the agent")
+    assert service.control.ask("POST", "/v1/policy", {"version": 7})[0] == 200
+    service.restart()
+    until(lambda: service.stage(id_) == "running", 60, "the agent again")
+    assert service.control.ask("GET", f"/v1/rollouts/{id_}")[1]["policy_version"] == 3
+    assert service.control.ask("POST", "/v1/policy", {"max_staleness": 3})[0] == 200
+    result = service.result(id_)
+    assert (result["fate"], result["reason"], result["policy_version"]) == ("cancelled", "stale", 3), result
+    service.over()
+
+
 def test_a_held_call_waits_again_at_the_gate(service, tmp):
     """The trainer of before has a lease that is gone; the agent's request is the same call, for whoever takes it now."""
     service = service("--gateway.retry-grace", "60s")

@@ -5,11 +5,12 @@ import hashlib
 import hmac
 import http.server
 import json
+import os
 import threading
 
 import pytest
 
-from postern import script, until
+from postern import bash, script, task, until
 from service import Service
 
 TASK = {"name": "easy", "instruction": "Do nothing.", "verify": ["true"]}
@@ -113,6 +114,24 @@ def test_what_was_not_delivered_is_after_a_restart(postern, model):
         receiver.close()
 
 
+def test_an_end_that_only_the_next_server_books_is_told(postern, model, tmp):
+    """Killed between a result and its row, or when nothing can be gone on with: somebody still waits to be told."""
+    receiver = Receiver()
+    path = task(tmp / "t.json", verify=["true"])
+    slow = script(tmp / "slow.toml", bash("sleep 600"), "Done.")
+    service = start(postern)
+    rollout = service.post("/v1/rollouts", order(slow, callback={"url": receiver.url}, key="k") | {"task": path})["id"]
+    service.kill()
+    os.unlink(path)
+    again = start(postern)
+    try:
+        until(lambda: state(again, rollout) == "delivered", 60, "the delivery")
+        assert json.loads(receiver.got[-1][1])["fate"] == "infra_failed" and json.loads(receiver.got[-1][1])["reward"] is None
+    finally:
+        assert again.stop()[0] == 0
+        receiver.close()
+
+
 def test_it_gives_up_in_the_end_and_at_once_when_told(postern, model):
     receiver = Receiver(410)
     closed = Receiver()
@@ -134,6 +153,7 @@ def test_callbacks_go_where_the_operator_lets_them(postern, model):
     service = start(postern, env={"OTHER_SECRET": SECRET})
     cases = [({"url": "http://192.0.2.1/"}, 403, "callback.url"), ({"url": "http://169.254.169.254/latest"}, 403, "callback.url"),
              ({"url": "http://127.0.0.1.example.com/"}, 403, "callback.url"), ({"url": "http://localhost.example.com/"}, 403, "callback.url"),
+             ({"url": "http://127.evil.test/"}, 403, "callback.url"), ({"url": "http://127.1/"}, 403, "callback.url"),
              ({"url": "http://127.0.0.1@example.com/"}, 400, "callback.url"), ({"url": "file:///etc/passwd"}, 400, "callback.url"),
              ({"url": "unix:/run/docker.sock:/x"}, 400, "callback.url"), ({"url": "http://127.0.0.1:1/a b"}, 400, "callback.url"),
              ({"url": 7}, 400, "callback.url"), ({}, 400, "callback.url"), ("http://127.0.0.1/", 400, "callback"),
@@ -151,6 +171,7 @@ def test_callbacks_go_where_the_operator_lets_them(postern, model):
     service = start(postern, "--callback.allow", f"https://trainer.example/hooks, {receiver.url}")
     try:
         for url in ("http://127.0.0.1:9/", receiver.url + "er", receiver.url.replace("/hook", "/other"), receiver.url + "/../x",
+                    receiver.url + "/%2e%2E/x", receiver.url + "/..?x=1", receiver.url + "/.%2e",
                     "https://trainer.example.evil/hooks", "http://trainer.example/hooks", "https://trainer.example/hooksy"):
             status, body = service.ask("POST", "/v1/rollouts", order(model, callback={"url": url}))
             assert status in (400, 403) and body["error"]["field"] == "callback.url", (url, body)
