@@ -148,8 +148,15 @@ static bool too_many_ahead(const struct admission *admission)
     const struct rollout_policy *policy = &admission->policy;
     if (policy->staleness_max < 0 || !policy->batch)
         return false;
-    int64_t versions = policy->version - admission->policy_base + policy->staleness_max + 1;
-    return versions <= 0 || admission->counted >= (uint64_t)versions * policy->batch;
+    int64_t versions;
+    uint64_t most;
+    if (__builtin_sub_overflow(policy->version, admission->policy_base, &versions) ||
+        __builtin_add_overflow(versions, policy->staleness_max + 1, &versions))
+        return false; /* more than anybody can count */
+    if (versions <= 0)
+        return true;
+    return !__builtin_mul_overflow((uint64_t)versions, policy->batch, &most) &&
+           admission->counted >= most;
 }
 
 static uint64_t calls_in_flight(const struct rollouts *rollouts)

@@ -336,7 +336,11 @@ static int add_rollout(struct index *index, const struct store_view *view, struc
     }
     for (size_t i = 0; i < COUNT(numbers); i++, at++) {
         double number;
-        if (json_double(json_get(row, numbers[i]), &number))
+        long long whole;
+        struct json value = json_get(row, numbers[i]);
+        if (json_int(value, &whole)) /* versions may need all of their 63 bits */
+            sqlite3_bind_int64(statement, at, whole);
+        else if (json_double(value, &number))
             sqlite3_bind_double(statement, at, number);
     }
     index_bind(statement, at++, view->segment);

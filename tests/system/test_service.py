@@ -400,6 +400,19 @@ def test_versions_are_stamped_and_old_rollouts_are_cancelled_by_name(service):
     assert [call["policy_version"] for call in trainer.calls] == [7], "stamped when it was dispatched"
 
 
+def test_versions_may_be_as_large_as_they_are_allowed_to_be(service):
+    """Clocks make versions, too: what is counted with them does not turn over, and they are kept to the last digit."""
+    service.post("/v1/policy", {"version": 0, "max_staleness": 2, "batch": 64}, 200)
+    trainer = Trainer(service.control, lambda call: {"content": "Done."})
+    for version in (1763204580123456789, 2**63 - 1):
+        service.post("/v1/policy", {"version": version}, 200)
+        rollout = service.post("/v1/rollouts", gated())["id"]
+        assert service.over(rollout)["policy_version"] == version
+        rows = [row for row in service.get("/v1/rollouts")["rollouts"] if row["id"] == rollout]
+        assert rows[0]["policy_version"] == version
+    trainer.stop()
+
+
 def test_no_more_start_than_can_be_used_before_they_are_stale(service):
     service.post("/v1/policy", {"version": 0, "max_staleness": 0, "batch": 2}, 200)
     ids = [row["id"] for row in service.post("/v1/rollouts", [gated()] * 5)["rollouts"]]
