@@ -224,7 +224,8 @@ static void hold_mode(double live, double seconds)
         least = here < least ? here : least;
         if (now() - began >= seconds)
             break;
-        for (double missing = live - here; missing > 0 && count < room; missing--)
+        for (double missing = live - here; missing > 0 && count < room && now() - began < seconds;
+             missing--)
             us[count++] = submit_one(&connection);
         usleep(20000);
     }
