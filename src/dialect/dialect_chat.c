@@ -87,6 +87,7 @@ static int take_meta_info(struct answer_builder *builder, struct json meta, stru
     if (json_type(list) != JSON_ARRAY)
         return 0;
     buf_clear(&builder->logprobs);
+    buf_clear(&builder->ids); /* the same again, where `token_ids` are there too */
     builder->has_ids = builder->has_logprobs = true;
     JSON_EACH (item, list) {
         float logprob = (float)json_double_or(json_at(item.value, 0), NAN);
@@ -117,6 +118,13 @@ static void take_versions(struct answer_builder *builder, struct json from, size
     }
 }
 
+/* As many as answer_build() will give. */
+static size_t token_count(const struct answer_builder *builder)
+{
+    const struct buf *ids = builder->has_ids ? &builder->ids : &builder->logprob_ids;
+    return ids->size / sizeof(int32_t);
+}
+
 static int take_tokens(struct answer_builder *builder, struct json root, struct json choice,
                        struct arena *scratch, struct err *err)
 {
@@ -126,12 +134,14 @@ static int take_tokens(struct answer_builder *builder, struct json root, struct 
     if (!builder->has_prompt_ids &&
         take_ids(prompt, &builder->prompt_ids, &builder->has_prompt_ids, err) < 0)
         return -1;
-    size_t before = builder->ids.size / sizeof(int32_t);
+    size_t before = token_count(builder);
     if (take_ids(json_get(choice, "token_ids"), &builder->ids, &builder->has_ids, err) < 0)
         return -1;
-    take_versions(builder, choice, before, builder->ids.size / sizeof(int32_t));
     take_logprobs(builder, json_get(choice, "logprobs"), scratch);
-    return take_meta_info(builder, json_get(choice, "meta_info"), err);
+    if (take_meta_info(builder, json_get(choice, "meta_info"), err) < 0)
+        return -1;
+    take_versions(builder, choice, before, token_count(builder));
+    return 0;
 }
 
 /* ---------------------------------------------------------------- messages and deltas */

@@ -146,9 +146,9 @@ static int read_content(struct read_context *context, struct json content, enum 
     return count;
 }
 
-static size_t messages_at_most(struct json contents)
+static size_t messages_at_most(struct json contents, struct json system)
 {
-    size_t count = 1;
+    size_t count = 1 + json_size(json_get(system, "parts"));
     JSON_EACH (item, contents)
         count += 1 + json_size(json_get(item.value, "parts"));
     return count;
@@ -163,14 +163,15 @@ static int read_contents(struct read_context *context, struct json body, struct 
         return err_set(context->err, ERR_INPUT,
                        "contents must be an array with at least one content");
     struct trace_message *list =
-        arena_alloc(context->arena, messages_at_most(contents) * sizeof *list);
+        arena_alloc(context->arena, messages_at_most(contents, system) * sizeof *list);
     if (!list)
         return read_out_of_room(context);
     out->messages = list;
     if (read_is_there(system)) {
-        if (read_content(context, system, TRACE_SYSTEM, &numbers, list) < 0)
+        int count = read_content(context, system, TRACE_SYSTEM, &numbers, list);
+        if (count < 0)
             return err_wrap(context->err, "systemInstruction");
-        out->message_count = 1;
+        out->message_count = (size_t)count;
     }
     size_t at = 0;
     JSON_EACH (item, contents) {

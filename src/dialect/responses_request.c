@@ -41,6 +41,26 @@ static int read_part(struct read_context *context, struct json part, struct trac
     return 0;
 }
 
+/* What a run of items adds to a message, piece by piece, takes a few times its size, not its
+ * square: room doubles. `before` bytes are there already, made here too. */
+static size_t room_of(size_t size)
+{
+    size_t room = 64;
+    while (room < size)
+        room *= 2;
+    return room;
+}
+
+static void *grown(struct read_context *context, const void *old, size_t before, size_t after)
+{
+    if (before && room_of(before) == room_of(after))
+        return (void *)(uintptr_t)old;
+    void *larger = arena_alloc(context->arena, room_of(after));
+    if (larger && before)
+        memcpy(larger, old, before);
+    return larger;
+}
+
 /* Adds to what the message has: a run of items may bring several contents. */
 static int add_content(struct read_context *context, struct json content, const char *key,
                        struct trace_message *out)
@@ -51,12 +71,10 @@ static int add_content(struct read_context *context, struct json content, const 
     if (!single && json_type(content) != JSON_ARRAY)
         return read_fail_type(context, key, "a string or an array of parts with a type");
     size_t count = single ? 1 : json_size(content);
-    struct trace_part *parts =
-        arena_alloc(context->arena, (out->part_count + count) * sizeof *parts);
+    struct trace_part *parts = grown(context, out->parts, out->part_count * sizeof *parts,
+                                     (out->part_count + count) * sizeof *parts);
     if (!parts)
         return read_out_of_room(context);
-    if (out->part_count)
-        memcpy(parts, out->parts, out->part_count * sizeof *parts);
     size_t at = out->part_count;
     out->parts = parts;
     if (single) {
@@ -77,12 +95,10 @@ static int add_content(struct read_context *context, struct json content, const 
 static int add_call(struct read_context *context, struct json item, bool custom,
                     struct trace_message *out)
 {
-    struct trace_tool_call *calls =
-        arena_alloc(context->arena, (out->call_count + 1) * sizeof *calls);
+    struct trace_tool_call *calls = grown(context, out->calls, out->call_count * sizeof *calls,
+                                          (out->call_count + 1) * sizeof *calls);
     if (!calls)
         return read_out_of_room(context);
-    if (out->call_count)
-        memcpy(calls, out->calls, out->call_count * sizeof *calls);
     struct trace_tool_call *call = &calls[out->call_count];
     struct str space = STR_NONE;
     if (read_text(context, item, "call_id", true, &call->id) < 0 ||
@@ -107,31 +123,39 @@ static int add_call(struct read_context *context, struct json item, bool custom,
 
 static int keep_opaque(struct read_context *context, struct json item, struct trace_message *out)
 {
-    struct str before = out->opaque.data ? str_upto(out->opaque, out->opaque.size - 1) : STR("[");
     struct str raw = json_raw(item);
-    char *kept = arena_format(context->arena, "%.*s%s%.*s]", STR_ARGS(before),
-                              out->opaque.data ? "," : "", STR_ARGS(raw));
+    size_t at = out->opaque.size; /* the bracket is put behind it anew */
+    char *kept = grown(context, out->opaque.data, at, at + raw.size + 2);
     if (!kept)
         return read_out_of_room(context);
-    out->opaque = str_of(kept);
+    if (at)
+        kept[at - 1] = ',';
+    else
+        kept[at++] = '[';
+    memcpy(kept + at, raw.data, raw.size);
+    kept[at + raw.size] = ']';
+    out->opaque = str_make(kept, at + raw.size + 1);
     return 0;
 }
 
 static int add_reasoning(struct read_context *context, struct json item, struct trace_message *out)
 {
-    OWN(buf) struct buf text = {0};
-    buf_str_append(&text, out->reasoning);
     const char *const lists[] = {"summary", "content"};
     for (size_t i = 0; i < COUNT(lists); i++) {
         JSON_EACH (part, json_get(item, lists[i])) {
             struct str piece = json_str(json_get(part.value, "text"), context->arena);
-            if (text.size && piece.size)
-                buf_byte(&text, '\n');
-            buf_str_append(&text, piece);
+            size_t at = out->reasoning.size;
+            if (!piece.size)
+                continue;
+            char *text = grown(context, out->reasoning.data, at, at + piece.size + 1);
+            if (!text)
+                return read_out_of_room(context);
+            if (at)
+                text[at++] = '\n';
+            memcpy(text + at, piece.data, piece.size);
+            out->reasoning = str_make(text, at + piece.size);
         }
     }
-    if (text.size)
-        out->reasoning = arena_str(context->arena, buf_str(&text));
     return keep_opaque(context, item, out);
 }
 

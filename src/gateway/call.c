@@ -864,6 +864,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         loop_defer(gateway->loop, call_free, call);
         return;
     }
+    restore_admitted(call);
     call->exchange = exchange;
     call->retry_after_ms = -1;
     call->state = CALL_INTENT;

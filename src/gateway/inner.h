@@ -672,8 +672,10 @@ void restore_note(const struct call *call, struct json_writer *out);
 /* Reads the rollout's record: numbers, limits spent, answers that may not have arrived, calls that
  * were open. Brings calls.jsonl up to date. */
 int session_restore(struct gateway_session *session, struct err *err);
-/* The request is that of a call that was open: then it is that call. */
+/* The request is that of a call that was open: then it is that call, once it is admitted. One that
+ * is refused may come again. */
 void restore_call(struct call *call);
+void restore_admitted(struct call *call);
 /* Those that nobody asked for again are entered as broken. */
 void restore_give_up(struct gateway_session *session);
 void restore_free(struct gateway_session *session);

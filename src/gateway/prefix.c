@@ -40,6 +40,7 @@ bool prefix_find(struct call *call)
         return prefix->messages > 0;
     prefix->looked = true;
     call->session->prefix_calls++;
+    request_recall(call); /* in a crowd it is forgotten before it is held */
     size_t messages;
     const struct ancestor *parent = lineage_continued(call, &messages);
     if (!parent)

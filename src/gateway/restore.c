@@ -180,7 +180,8 @@ static void restore_open(struct gateway_session *session, const struct old *old,
     restored->record.attempt = 1;
     restored->record.deliveries = 1;
     restored->record.request_bytes = (uint64_t)json_int_or(json_get(record, "request_bytes"), 0);
-    if (!read_key(record, &restored->key))
+    /* Of two that asked the same at once, the first is the one to join, as in retry.c. */
+    if (!read_key(record, &restored->key) || map_get(&session->restored, key_bytes(&restored->key)))
         restored->key = (struct retry_key){(uintptr_t)restored, old->number}; /* nobody's */
     free(map_put(&session->restored, key_bytes(&restored->key), restored));
 }
@@ -381,14 +382,20 @@ void restore_call(struct call *call)
 {
     if (!call->session->restored.count)
         return;
-    struct restored *restored = map_remove(&call->session->restored, key_bytes(&call->key));
+    const struct restored *restored = map_get(&call->session->restored, key_bytes(&call->key));
     if (!restored)
         return;
     memcpy(call->record.id, restored->record.id, sizeof call->record.id);
     call->record.number = restored->record.number;
     call->record.attempt = restored->record.attempt;
+}
+
+void restore_admitted(struct call *call)
+{
+    if (!call->record.number)
+        return;
     LOG_INFO("gateway", call->record.id, "its agent asks again: another attempt");
-    free(restored);
+    free(map_remove(&call->session->restored, key_bytes(&call->key)));
 }
 
 static void enter_broken(struct gateway_session *session, struct trace_call *record)

@@ -254,6 +254,122 @@ TEST(a_conversation_means_the_same_in_every_dialect)
     }
 }
 
+/* Results have no business there, but are as many messages as anywhere. */
+TEST(results_in_a_system_instruction_find_room)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf body = {0};
+    struct trace_request request = {0};
+    struct err err = {0};
+    buf_str_append(&body, STR("{\"systemInstruction\":{\"parts\":["));
+    for (int i = 0; i < 500; i++)
+        buf_format(&body, "%s{\"functionResponse\":{\"name\":\"f\"}}", i ? "," : "");
+    buf_str_append(&body, STR("]},\"contents\":[{\"parts\":[{\"text\":\"U\"}]}]}"));
+    EXPECT_INT(read_one("POST", "/v1beta/models/m:generateContent", buf_str(&body), &doc, &arena,
+                        &request, &err),
+               0);
+    EXPECT_INT(request.message_count, 501);
+    EXPECT_INT(request.messages[499].role, TRACE_TOOL);
+    EXPECT_STR(request.messages[499].tool_call_id, STR("call_499"));
+    EXPECT_INT(request.messages[500].role, TRACE_USER);
+    EXPECT_STR(trace_message_text(&request.messages[500], &arena), STR("U"));
+}
+
+TEST(a_long_run_of_items_takes_room_in_proportion)
+{
+    static const char *const items[] = {
+        "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\"}",
+        "{\"type\":\"reasoning\",\"summary\":[{\"text\":\"why\"}]}",
+        "{\"role\":\"assistant\",\"content\":\"text\"}",
+    };
+    for (size_t i = 0; i < COUNT(items); i++) {
+        OWN(arena) struct arena arena = {.bytes_max = 4 << 20};
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(buf) struct buf body = {0};
+        struct trace_request request = {0};
+        struct err err = {0};
+        buf_str_append(&body, STR("{\"model\":\"m\",\"input\":["));
+        for (int k = 0; k < 3000; k++)
+            buf_format(&body, "%s%s", k ? "," : "", items[i]);
+        buf_str_append(&body, STR("]}"));
+        if (read_one("POST", "/v1/responses", buf_str(&body), &doc, &arena, &request, &err) < 0)
+            test_fail(__FILE__, __LINE__, "%s: %s", items[i], err.text);
+        EXPECT_INT(request.message_count, 1);
+        const struct trace_message *message = &request.messages[0];
+        EXPECT_INT(message->call_count, i == 0 ? 3000 : 0);
+        EXPECT_INT(message->reasoning.size, i == 1 ? 3000 * 4 - 1 : 0);
+        EXPECT_INT(message->part_count, i == 2 ? 3000 : 0);
+        if (i == 0)
+            EXPECT_STR(message->calls[2999].name, STR("f"));
+        if (i == 2)
+            EXPECT_STR(message->parts[2999].text, STR("text"));
+        OWN(json_doc) struct json_doc opaque = {0};
+        if (i == 1) {
+            EXPECT_INT(json_read(&opaque, message->opaque, NULL, &err), 0);
+            EXPECT_INT(json_size(json_root(&opaque)), 3000);
+        }
+    }
+}
+
+TEST(tokens_that_are_said_twice_count_once)
+{
+    OWN(arena) struct arena arena = {0};
+    struct trace_answer answer = {0};
+    struct dialect_reader_options options = {0};
+    struct dialect_reader *reader = dialect_reader_new(&dialect_chat, &options);
+    struct err err = {0};
+    EXPECT_INT(
+        dialect_reader_feed(reader,
+                            STR("{\"choices\":[{\"index\":0,\"message\":{\"content\":\"a\"},"
+                                "\"finish_reason\":\"stop\",\"token_ids\":[7,8],\"meta_info\":{"
+                                "\"output_token_logprobs\":[[-1,7,\"a\"],[-2,8,\"b\"]]}}]}"),
+                            &err),
+        0);
+    EXPECT_INT(dialect_reader_end(reader, &arena, &answer, &err), 0);
+    EXPECT_INT(answer.tokens.id_count, 2);
+    EXPECT_INT(answer.tokens.logprob_count, 2);
+    EXPECT_INT(answer.tokens.ids[1], 8);
+    dialect_reader_free(reader);
+}
+
+/* However their ids are said. */
+TEST(each_piece_of_a_stream_may_be_of_other_weights)
+{
+    static const char *const pieces[] = {
+        "\"token_ids\":[%d,%d],\"logprobs\":{\"content\":[{\"logprob\":-1},{\"logprob\":-1}]}",
+        "\"logprobs\":{\"content\":[{\"logprob\":-1,\"token_id\":%d},"
+        "{\"logprob\":-1,\"token\":\"token_id:%d\"}]}",
+    };
+    for (size_t i = 0; i < COUNT(pieces); i++) {
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf stream = {0};
+        struct trace_answer answer = {0};
+        struct dialect_reader_options options = {.stream = true};
+        struct dialect_reader *reader = dialect_reader_new(&dialect_chat, &options);
+        struct err err = {0};
+        for (int k = 0; k < 2; k++) {
+            buf_format(&stream,
+                       "data: {\"choices\":[{\"index\":0,\"delta\":{},"
+                       "\"policy_version\":%d,",
+                       k + 4);
+            buf_format(&stream, i ? pieces[1] : pieces[0], 2 * k, 2 * k + 1);
+            buf_format(&stream, "%s}]}\n\n", k ? ",\"finish_reason\":\"stop\"" : "");
+        }
+        EXPECT_INT(dialect_reader_feed(reader, buf_str(&stream), &err), 0);
+        EXPECT_INT(dialect_reader_end(reader, &arena, &answer, &err), 0);
+        EXPECT_INT(answer.tokens.id_count, 4);
+        EXPECT_INT(answer.tokens.ids[3], 3);
+        EXPECT_INT(answer.version_count, 2);
+        for (size_t k = 0; k < answer.version_count; k++) {
+            EXPECT_INT(answer.versions[k].from, 2 * k);
+            EXPECT_INT(answer.versions[k].to, 2 * k + 2);
+            EXPECT_INT(answer.versions[k].version, k + 4);
+        }
+        dialect_reader_free(reader);
+    }
+}
+
 TEST(any_conversation_can_be_written_as_chat_completions)
 {
     for (size_t i = 0; i < COUNT(conversations); i++) {

@@ -4,6 +4,7 @@
 #include "test_gateway_spoken.h"
 
 #include "gateway/gate.h"
+#include "gateway/inner.h"
 
 #define CHUNK(delta) "{\"choices\":[{\"index\":0,\"delta\":{" delta "}}]}\n"
 
@@ -451,6 +452,38 @@ TEST(a_later_turn_brings_the_tokens_before_it)
         }
         gate_world_end(&trainer);
     }
+}
+
+/* With many calls in flight a held request is forgotten before it is held. */
+TEST(an_exact_prefix_is_found_in_a_crowd_too)
+{
+    static const char *const bodies[] = {
+        "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}",
+        "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":"
+        "\"assistant\",\"content\":\"well\"},{\"role\":\"user\",\"content\":\"more\"}]}"};
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){.exact_prefix = true});
+    atomic_fetch_add(&world.gateway->in_flight, 1000);
+    for (size_t k = 0; k < COUNT(bodies); k++) {
+        struct reply reply;
+        struct err err = {0};
+        agent_ask(&world, &reply, bodies[k]);
+        take(&trainer);
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+        EXPECT(json_exists(json_get(json_root(&doc), "prefix_token_ids")) == (k == 1));
+        EXPECT_INT(give(&trainer,
+                        "{\"content\":\"well\",\"token_ids\":[5,6],\"completion_logprobs\":[-1,-1],"
+                        "\"prompt_token_ids\":[1,2,3]}",
+                        &err),
+                   0);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        buf_deinit(&reply.body);
+    }
+    atomic_fetch_sub(&world.gateway->in_flight, 1000);
+    gate_world_end(&trainer);
 }
 
 TEST(an_error_of_the_trainer_is_shown_as_it_is)

@@ -200,6 +200,46 @@ TEST(a_call_without_an_entry_goes_on_under_its_number_and_is_one_call)
     world_end(&world);
 }
 
+/* ---------------------------------------------------------------- twins and refusals */
+static void act_twins(struct world *world)
+{
+    static struct reply replies[2];
+    OWN(mem) char *slow = body_of("slow", false);
+    agent_ask(world, &replies[0], slow);
+    while (world->upstream_calls < 1)
+        loop_once(world->loop, 100);
+    agent_ask(world, &replies[1], slow);
+    while (world->upstream_calls < 2)
+        loop_once(world->loop, 100);
+}
+
+TEST(an_open_call_is_ended_whoever_asks_and_however_often_it_is_refused)
+{
+    struct world world = {0};
+    die_after(&world, (struct gateway_session_options){0}, act_twins);
+    start(&world,
+          (struct gateway_session_options){.restore = true, .limits = {.in_flight_max = 1}});
+    expect_record(&world, "1:open 2:open ");
+    struct reply busy, reply;
+    OWN(mem) char *other = body_of("slow one", false);
+    dying = true;
+    agent_ask(&world, &busy, other);
+    while (world.upstream_calls < 1)
+        loop_once(world.loop, 100);
+    ask(&world, "slow", false, &reply);
+    EXPECT_INT(reply.status, 429);
+    buf_deinit(&reply.body);
+    dying = false;
+    world_close_session(&world, 0);
+    buf_deinit(&busy.body);
+    OWN(buf) struct buf text = {0};
+    (void)store_list_calls(world.store, "r-test", note_call, &text, NULL);
+    EXPECT(str_find(buf_str(&text), STR("1:broken ")) >= 0);
+    EXPECT(str_find(buf_str(&text), STR("2:broken ")) >= 0);
+    EXPECT(str_find(buf_str(&text), STR(":open ")) < 0);
+    world_end(&world);
+}
+
 /* ---------------------------------------------------------------- limits */
 TEST(limits_count_what_a_dead_server_spent)
 {
