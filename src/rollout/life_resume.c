@@ -619,7 +619,8 @@ static void on_useless(void *context, struct sandbox *sandbox, const struct err 
 
 static bool has_artifacts(const struct life *life)
 {
-    return life->task->artifacts && life->task->artifacts[0];
+    const char *const *of_agent = life->plan->agent_artifacts;
+    return (life->task->artifacts && life->task->artifacts[0]) || (of_agent && of_agent[0]);
 }
 
 /* It was judged, and there is nothing more to do than to say so. */

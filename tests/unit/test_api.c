@@ -308,6 +308,49 @@ TEST(metrics_are_in_the_text_format)
     world_end(&world);
 }
 
+static bool count_row(void *context, const struct store_rollout *row)
+{
+    (void)row;
+    ++*(size_t *)context;
+    return true;
+}
+
+static size_t callbacks_pending(struct world *world)
+{
+    struct store_query query = {.callback_pending = true, .limit = 1000};
+    size_t count = 0;
+    if (store_list_rollouts(world->store, &query, count_row, &count, NULL) < 0)
+        abort();
+    return count;
+}
+
+/* Only so many wait in memory; the rest must be looked up when there is room again. */
+TEST(more_callbacks_than_fit_into_memory_are_all_dealt_with)
+{
+    enum { ALL = 1200 };
+    struct world world = {0};
+    world_make(&world);
+    for (int i = 0; i < ALL; i++) {
+        char id[32];
+        snprintf(id, sizeof id, "r-%05d", i);
+        struct store_rollout row = {.id = id,
+                                    .stage = "done",
+                                    .fate = "ok",
+                                    .callback = "{\"url\":\"http://192.0.2.1/not-allowed\"}",
+                                    .callback_state = "pending"};
+        world.pending++;
+        EXPECT_INT(store_put_rollout(world.store, world.loop, &row, committed, &world, NULL), 0);
+    }
+    while (world.pending)
+        loop_once(world.loop, 100);
+    EXPECT_INT(callbacks_pending(&world), 1000); /* a whole page */
+    EXPECT_INT(world_open(&world, NULL), 0);
+    for (int i = 0; i < 600 && callbacks_pending(&world); i++)
+        loop_once(world.loop, 50);
+    EXPECT_INT(callbacks_pending(&world), 0);
+    world_end(&world);
+}
+
 TEST(a_port_in_use_is_named)
 {
     struct world world = {0};
