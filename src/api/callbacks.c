@@ -261,6 +261,16 @@ static void on_done(void *context, const struct err *err, bool sent_nothing)
     fly(callbacks);
 }
 
+/* Who says a little now and then must not keep a place for ever. */
+static void on_too_long(struct loop_timer *timer)
+{
+    struct delivery *delivery = timer->context;
+    struct err err = {0};
+    http_call_close(TAKE(delivery->call));
+    err_set(&err, ERR_TIMEOUT, "no whole answer in time");
+    on_done(delivery, &err, false);
+}
+
 static void sign(const struct delivery *delivery, const char *time, struct str body,
                  struct buf *out)
 {
@@ -323,6 +333,7 @@ static void start(struct delivery *delivery)
         .idle_ms_max = ANSWER_MS_MAX,
     };
     delivery->call = http_call_start(callbacks->client, &request, &handlers, delivery);
+    loop_timer_start(callbacks->api->loop, &delivery->timer, ANSWER_MS_MAX, on_too_long, delivery);
 }
 
 static void fly(struct api_callbacks *callbacks)
