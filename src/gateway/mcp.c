@@ -143,7 +143,13 @@ static void answer_http(struct http_exchange *exchange, int status, int code, co
 static void write_event(struct post *post, struct str message)
 {
     OWN(buf) struct buf event = {0};
-    buf_format(&event, "event: message\ndata: %.*s\n\n", STR_ARGS(message));
+    buf_str_append(&event, STR("event: message\ndata: "));
+    size_t from = event.size;
+    buf_str_append(&event, message);
+    for (size_t i = from; i < event.size; i++) /* as whoever answered has printed it */
+        if (event.data[i] == '\n' || event.data[i] == '\r')
+            event.data[i] = ' ';
+    buf_str_append(&event, STR("\n\n"));
     http_respond_write(post->exchange, buf_str(&event));
 }
 

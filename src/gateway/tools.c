@@ -88,7 +88,8 @@ static struct json find_tool(const struct tools *tools, struct str name)
 {
     OWN(arena) struct arena arena = {0};
     JSON_EACH (item, json_root(&tools->doc))
-        if (str_equal(json_str(json_get(function_of(item.value), "name"), &arena), name))
+        if (!is_handler(item.value) &&
+            str_equal(json_str(json_get(function_of(item.value), "name"), &arena), name))
             return item.value;
     return (struct json){0};
 }

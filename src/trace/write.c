@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "json/json.h"
@@ -13,10 +14,25 @@ static void set_optional(struct json_writer *out, const char *key, struct str va
         json_set_str(out, key, value);
 }
 
+static void put_blanks(struct str text, char byte)
+{
+    char *at = (char *)(uintptr_t)text.data, *end = at + text.size;
+    while (at < end && (at = memchr(at, byte, (size_t)(end - at))))
+        *at++ = ' ';
+}
+
+/* Of the agent's own JSON, too: a record is a line, whatever its agent has between its values. In
+ * strings there are no line ends, only escapes. */
 static void set_raw_optional(struct json_writer *out, const char *key, struct str json)
 {
-    if (json.data)
-        json_set_raw(out, key, json);
+    if (!json.data)
+        return;
+    json_key(out, key);
+    size_t from = out->out->size;
+    json_put_raw(out, json);
+    struct str put = str_from(buf_str(out->out), from);
+    put_blanks(put, '\n');
+    put_blanks(put, '\r');
 }
 
 static void set_time(struct json_writer *out, const char *key, uint64_t wall_ms)
@@ -73,8 +89,7 @@ void trace_message_write(const struct trace_message *message, struct json_writer
     set_optional(out, "name", message->name);
     set_optional(out, "tool_call_id", message->tool_call_id);
     set_optional(out, "reasoning", message->reasoning);
-    if (message->opaque.data)
-        json_set_raw(out, "opaque", message->opaque);
+    set_raw_optional(out, "opaque", message->opaque);
     write_content(message, out);
     if (message->call_count) {
         json_key(out, "tool_calls");

@@ -245,6 +245,7 @@ TEST(what_is_wrong_is_said_as_json_rpc_says_it)
          200, "-32602"},
         {METHOD("tools/call", "1"), 200, "-32602"},
         {PLAIN_CALL("reset", "1"), 200, "-32602,\"message\":\"Unknown tool: reset\""},
+        {PLAIN_CALL("", "1"), 200, "Unknown tool: "}, /* {"type": "user"} is no function */
         {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{\"name\":\"flat\","
          "\"arguments\":[]}}",
          200, "-32602"},
@@ -347,6 +348,16 @@ TEST(a_slow_tool_gets_signs_of_life_and_then_its_answer)
                         "\"text\",\"text\":\"[1]\"}],\"isError\":false}}\n\n")));
     buf_deinit(&reply.body);
     EXPECT_STR(buf_str(&scene.note), STR("own by task: {\"q\":1} -> {\"result\":[1]};"));
+
+    /* What was printed for people is one event all the same. */
+    post(&scene, &reply, PLAIN_CALL("own", "1"), (struct extra){0});
+    PUMP_UNTIL(&scene.world, reply_has(&reply, ": keepalive\n\n"));
+    gateway_tool_answer(scene.tool, STR("{\r\n\"content\":\n[\n]}"));
+    reply_wait(&reply);
+    EXPECT(
+        str_ends(buf_str(&reply.body),
+                 STR("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{  \"content\": [ ]}}\n\n")));
+    buf_deinit(&reply.body);
 
     /* Who asked for no progress gets comments; who takes no stream waits. */
     post(&scene, &reply, PLAIN_CALL("own", "1"), (struct extra){0});

@@ -764,6 +764,45 @@ TEST(a_call_that_finishes_within_the_grace_is_answered)
     world_end(&world);
 }
 
+/* Whatever stands between the lines of a request, it is one line of the record: an agent cannot
+ * write one of its own, with tokens it would like to be trained on. */
+TEST(a_request_of_many_lines_is_one_line_of_the_record)
+{
+#define FORGED "\n{\"call_id\":\"c-forged\",\"state\":\"answered\"}\r\n"
+    static const char *const asks[] = {
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{"
+        "\"type\":"
+        "\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"x\":" FORGED "}}}]}",
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"file\","
+        "\"x\":" FORGED "}]}]}",
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"b\"}],\"tools\":[],"
+        "\"tool_choice\":{\"x\":" FORGED "}}",
+    };
+    struct world world = {.upstream_answer = answer_completion};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(asks); i++) {
+        struct reply reply;
+        agent_ask(&world, &reply, asks[i]);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT_STR(buf_str(&world.upstream_body), str_of(asks[i]));
+        buf_deinit(&reply.body);
+    }
+    OWN(buf) struct buf text = {0};
+    read_calls(&world, &text);
+    size_t lines = 0;
+    for (struct str rest = buf_str(&text); rest.size; lines++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, str_cut(&rest, '\n'), NULL, NULL), 0);
+        EXPECT(!json_is(json_get(json_root(&doc), "call_id"), "c-forged"));
+    }
+    EXPECT_INT(lines, COUNT(asks));
+    EXPECT(str_find(buf_str(&text), STR("c-forged")) > 0);
+    world_end(&world);
+}
+
 TEST(a_journal_that_fails_stops_the_session_before_anything_is_forwarded)
 {
     struct world world = {.upstream_answer = answer_completion};
