@@ -30,6 +30,8 @@ static void set_raw_optional(struct json_writer *out, const char *key, struct st
     json_key(out, key);
     size_t from = out->out->size;
     json_put_raw(out, json);
+    if (out->indent)
+        return; /* for people: no line anyway */
     struct str put = str_from(buf_str(out->out), from);
     put_blanks(put, '\n');
     put_blanks(put, '\r');
