@@ -16,8 +16,11 @@
 #define WORDS_BYTES_MAX (64u << 20)
 #define TURNS_MAX 10000
 
+/* Each step of a task is a conversation of its own. */
 static char *words_path(const struct life *life)
 {
+    if (life->task->parent)
+        return mem_format("%s/user-%zu.jsonl", life->plan->dir, life->step_at + 1);
     return mem_format("%s/user.jsonl", life->plan->dir);
 }
 

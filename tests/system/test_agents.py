@@ -837,6 +837,34 @@ def test_a_conversation_and_its_tools_outlive_the_server(postern, tmp):
         server.stop()
 
 
+def test_each_step_of_a_task_is_a_conversation_of_its_own(postern, tmp):
+    """What the trainer said in the first step is not said again in the second."""
+    agent = "\n".join(line for line in ACP_TURNS.splitlines() if "count =" not in line)
+    (tmp / "agent.py").write_text(agent.replace('+ " " + count.strip()', ""))
+    (tmp / "acp.toml").write_text(ACP_SPEC % "x")
+    folder = tmp / "steps"
+    (folder / "environment").mkdir(parents=True)
+    for name in ("one", "two"):
+        (folder / "steps" / name / "tests").mkdir(parents=True)
+        (folder / "steps" / name / "instruction.md").write_text(name)
+        (folder / "steps" / name / "tests" / "test.sh").write_text("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n")
+    (folder / "task.toml").write_text('[task]\nname = "steps"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+    server = Server(postern)
+    try:
+        rollout = server.submit(agent=str(tmp / "acp.toml"), tools=[{"type": "user"}], task=str(folder))
+        seen = []
+        for words in ("more", None, None):
+            call = server.control.take(wait_ms=60000)[0]
+            seen.append([m["content"].strip() for m in call["arguments"]["transcript"]])
+            said = [{"role": "user", "content": words}] if words else []
+            assert server.control.answer(call, {"messages": said})[0] == 200
+        assert seen == [["one", "one"], ["one", "one", "more", "more"], ["two", "two"]], seen
+        result = server.result(rollout)
+        assert result["fate"] == "ok" and [step["reward"] for step in result["steps"]] == [1, 1], result
+    finally:
+        server.stop()
+
+
 def test_gemini_takes_several_turns_and_agents_without_acp_are_refused_them(agents_postern, installed, tmp):
     postern, agent = agents_postern, installed("gemini-cli")
     several = task(tmp / "t.json", instruction=INSTRUCTION, turns=["Second $(x) \"q\"", "-- third"], verify=["grep -q yes /app/answer"])
