@@ -3,6 +3,8 @@
  * What was said outlives the process: calls after a restart are stamped with the right version. */
 #include "gateway/gate.h"
 
+#include <stdlib.h>
+
 #include "api/inner.h"
 #include "base/err.h"
 #include "base/log.h"
@@ -71,7 +73,33 @@ static void read_now(struct api *api, struct policy_body *now)
     now->batch = rollouts_policy(api->rollouts)->batch;
 }
 
-static void keep(struct api *api)
+/* A change is answered when the journal has it: a version the trainer was told of comes back after
+ * any crash. */
+struct change_reply {
+    struct api *api;
+    struct http_exchange *exchange; /* NULL: who asked is gone */
+};
+
+static void on_kept(void *context, const struct err *err)
+{
+    struct change_reply *reply = context;
+    struct api *api = reply->api;
+    if (err->kind != ERR_NONE)
+        LOG_WARN("api", NULL, "the policy is in force but not kept: %s", err->text);
+    if (reply->exchange && err->kind != ERR_NONE)
+        api_answer_error(reply->exchange, err);
+    else if (reply->exchange)
+        write_policy(api, reply->exchange);
+    free(reply);
+    api_reply_done(api);
+}
+
+static void on_gone(void *context)
+{
+    ((struct change_reply *)context)->exchange = NULL;
+}
+
+static void keep(struct api *api, struct http_exchange *exchange)
 {
     OWN(buf) struct buf value = {0};
     struct json_writer out = {.out = &value};
@@ -79,8 +107,13 @@ static void keep(struct api *api)
     json_begin_object(&out);
     write_members(api, &out);
     json_end_object(&out);
-    if (store_put_fact(api->store, NULL, FACT, buf_str(&value), NULL, NULL, &err) < 0)
-        LOG_WARN("api", NULL, "the policy is not kept: %s", err.text);
+    struct change_reply *reply = mem_zero(sizeof *reply);
+    *reply = (struct change_reply){.api = api, .exchange = exchange};
+    api->replies++;
+    if (store_put_fact(api->store, api->loop, FACT, buf_str(&value), on_kept, reply, &err) < 0)
+        on_kept(reply, &err);
+    else
+        http_exchange_notify(exchange, 0, NULL, on_gone, reply);
 }
 
 void api_policy_load(struct api *api)
@@ -125,8 +158,7 @@ static void on_body(void *context, struct http_exchange *exchange, struct str bo
     apply(api, &change);
     if (change.resume)
         gate_pause(api->gate, false);
-    keep(api);
-    write_policy(api, exchange);
+    keep(api, exchange);
 }
 
 void api_answer_policy(struct api *api, struct http_exchange *exchange, struct str name)
