@@ -37,11 +37,15 @@ void acp_send(struct agent_acp *acp, struct json_writer *writer)
     acp->on_send(acp->context, buf_str(writer->out));
 }
 
-static void begin_request(struct json_writer *writer, struct buf *out, int id, const char *method)
+/* With an id its answer is awaited, and no other is. */
+static void begin_request(struct agent_acp *acp, struct json_writer *writer, struct buf *out,
+                          int id, const char *method)
 {
     acp_begin(writer, out);
-    if (id)
+    if (id) {
+        acp->awaited = id;
         json_set_int(writer, "id", id);
+    }
     json_set_text(writer, "method", method);
     json_key(writer, "params");
     json_begin_object(writer);
@@ -81,7 +85,7 @@ void agent_acp_begin(struct agent_acp *acp)
 {
     OWN(buf) struct buf out = {0};
     struct json_writer writer;
-    begin_request(&writer, &out, ACP_INITIALIZE, "initialize");
+    begin_request(acp, &writer, &out, ACP_INITIALIZE, "initialize");
     json_set_int(&writer, "protocolVersion", ACP_VERSION);
     json_key(&writer, "clientCapabilities");
     json_begin_object(&writer);
@@ -100,7 +104,7 @@ static void authenticate(struct agent_acp *acp)
 {
     OWN(buf) struct buf out = {0};
     struct json_writer writer;
-    begin_request(&writer, &out, ACP_AUTHENTICATE, "authenticate");
+    begin_request(acp, &writer, &out, ACP_AUTHENTICATE, "authenticate");
     json_set_text(&writer, "methodId", acp->way->auth);
     end_request(acp, &writer);
 }
@@ -109,7 +113,7 @@ static void ask_for_session(struct agent_acp *acp)
 {
     OWN(buf) struct buf out = {0};
     struct json_writer writer;
-    begin_request(&writer, &out, ACP_NEW, "session/new");
+    begin_request(acp, &writer, &out, ACP_NEW, "session/new");
     json_set_text(&writer, "cwd", acp->cwd);
     json_key(&writer, "mcpServers");
     json_begin_array(&writer);
@@ -131,7 +135,7 @@ static void set_mode(struct agent_acp *acp)
 {
     OWN(buf) struct buf out = {0};
     struct json_writer writer;
-    begin_request(&writer, &out, ACP_MODE, "session/set_mode");
+    begin_request(acp, &writer, &out, ACP_MODE, "session/set_mode");
     json_set_text(&writer, "sessionId", acp->session);
     json_set_text(&writer, "modeId", acp->way->mode);
     end_request(acp, &writer);
@@ -142,7 +146,7 @@ static void prompt(struct agent_acp *acp, const char *text)
     OWN(buf) struct buf out = {0};
     struct json_writer writer;
     acp->prompted = true;
-    begin_request(&writer, &out, ACP_PROMPT + (int)acp->turn++, "session/prompt");
+    begin_request(acp, &writer, &out, ACP_PROMPT + (int)acp->turn++, "session/prompt");
     json_set_text(&writer, "sessionId", acp->session);
     json_key(&writer, "prompt");
     json_begin_array(&writer);
@@ -277,7 +281,7 @@ void agent_acp_cancel(struct agent_acp *acp)
     acp->cancelling = true;
     if (!acp->prompted)
         return;
-    begin_request(&writer, &out, 0, "session/cancel");
+    begin_request(acp, &writer, &out, 0, "session/cancel");
     json_set_text(&writer, "sessionId", acp->session);
     end_request(acp, &writer);
 }
@@ -383,6 +387,9 @@ static void take_answer(struct agent_acp *acp, long long id, struct json root, s
     struct json error = json_get(root, "error"), result = json_get(root, "result");
     struct json version = json_get(result, "protocolVersion");
     struct str session = json_str(json_get(result, "sessionId"), arena);
+    if (id != acp->awaited) /* nobody asked: it must not get a step done twice */
+        return;
+    acp->awaited = 0;
     if (json_exists(error)) {
         take_error(acp, id, error, line, arena);
         return;

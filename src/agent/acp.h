@@ -30,10 +30,11 @@ struct agent_acp {
     size_t turn_at;
     unsigned turn;     /* prompts so far */
     unsigned answered; /* of them */
+    int awaited;       /* the request whose answer comes next; 0: none */
     bool thinking, prompted, asking, cancelling, over;
     enum agent_fate fate; /* when over */
     struct list serving;  /* acp_serve.c */
-    unsigned terminal_count, terminal_number;
+    unsigned file_count, terminal_count, terminal_number;
 };
 void agent_acp_begin(struct agent_acp *acp);
 void agent_acp_line(struct agent_acp *acp, struct str line);

@@ -5,7 +5,7 @@
  *     terminal/create, output, wait_for_exit, kill, release
  *
  * Each is a command of the sandbox, so that permissions are the kernel's business. Bounded: files
- * of 8 MiB, 16 terminals, 1 MiB of output each, of which the end is kept. */
+ * of 8 MiB, 16 at once, 16 terminals, 1 MiB of output each, of which the end is kept. */
 #include "agent/acp.h"
 
 #include <stdio.h>
@@ -17,6 +17,7 @@
 
 #define FILE_BYTES_MAX (8u << 20)
 #define OUTPUT_MAX (1u << 20)
+#define FILES_MAX 16
 #define TERMINALS_MAX 16
 #define ARGUMENTS_MAX 256
 #define FILE_MS 60000
@@ -42,6 +43,7 @@ static void served_free(struct served *served)
 {
     list_remove(&served->node);
     served->acp->terminal_count -= served->number != 0;
+    served->acp->file_count -= served->number == 0;
     if (served->job)
         sandbox_job_close(served->job);
     buf_deinit(&served->out);
@@ -126,7 +128,12 @@ static void serve_file(struct agent_acp *acp, struct str id, bool writing, struc
         acp_refuse(acp, id, RPC_PARAMS, "'content' is a string");
         return;
     }
+    if (acp->file_count == FILES_MAX) {
+        acp_refuse(acp, id, RPC_FAILED, "too many files at once: wait for some");
+        return;
+    }
     struct served *served = served_new(acp, id, FILE_BYTES_MAX);
+    acp->file_count++;
     served->writing = writing;
     served->line = json_int_or(json_get(params, "line"), 1);
     served->limit = json_int_or(json_get(params, "limit"), 0);

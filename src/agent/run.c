@@ -36,12 +36,15 @@ struct agent_run {
     size_t file_at;
     bool system_put, instruction_put, stopping, over;
     bool driven;      /* through ACP */
+    bool deaf;        /* asks and asks, and reads no answer */
     bool replaying;   /* what it printed for a former server is read again */
     struct buf said;  /* and what was said to it then */
     uint64_t skipped; /* events left that were told before */
 };
 
 #define GRACE_MS 500
+#define UNREAD_BYTES_MAX                                                                           \
+    (16u << 20) /* that a driven agent may leave; one message may come on top */
 #define COMPLAINT_MAX 4096
 #define COMPLAINT_SHOWN 120
 
@@ -81,6 +84,8 @@ static enum agent_fate fate_of(const struct agent_run *run, const struct sandbox
 {
     if (run->acp.over && exit->end != SANDBOX_LOST)
         return run->acp.fate;
+    if (run->deaf && exit->end != SANDBOX_LOST)
+        return AGENT_FAILED;
     if (run->stopping && (exit->end == SANDBOX_EXITED || exit->end == SANDBOX_SIGNALED))
         return AGENT_KILLED;
     switch (exit->end) {
@@ -140,7 +145,9 @@ static void describe(const struct agent_run *run, const struct sandbox_exit *exi
     for (size_t i = 0; exit->end == SANDBOX_EXITED && i < run->spec->code_word_count; i++)
         if (run->spec->code_words[i].code == exit->code)
             means = run->spec->code_words[i].words;
-    if (run->reader.last_is_error)
+    if (run->deaf)
+        why = STR("it does not read what it is told");
+    else if (run->reader.last_is_error)
         why = str_of(run->reader.error);
     else if (why.size > COMPLAINT_SHOWN)
         why = str_from(why, why.size - COMPLAINT_SHOWN);
@@ -269,9 +276,16 @@ static void step(struct agent_run *run)
 static void on_acp_send(void *context, struct str line)
 {
     struct agent_run *run = context;
-    if (run->replaying)
+    if (run->replaying) {
         buf_str_append(&run->said, line);
-    else
+        return;
+    }
+    /* One that asks and never reads must not fill our memory with answers. */
+    if (!run->deaf && sandbox_job_write(run->job, STR("")) > UNREAD_BYTES_MAX) {
+        run->deaf = true;
+        sandbox_job_kill(run->job);
+    }
+    if (!run->deaf)
         (void)sandbox_job_write(run->job, line);
 }
 

@@ -359,10 +359,12 @@ static void commands_failed(void *argument, const struct sandbox_stat *stat, con
 }
 
 static struct task_work *run_commands(enum work_kind kind, struct task *task,
-                                      struct sandbox *sandbox, uint32_t ms_max,
+                                      struct sandbox *sandbox, bool as_root, uint32_t ms_max,
                                       task_commands_done on_done, void *context)
 {
     struct task_work *work = work_new(kind, task, sandbox, ms_max, context);
+    if (as_root && !task->agent_user)
+        work->user = "root";
     const struct task_command *commands = kind == WORK_SETUP ? task->setup : task->collect;
     size_t count = kind == WORK_SETUP ? task->setup_count : task->collect_count;
     CHECK(count > 0);
@@ -380,14 +382,11 @@ static struct task_work *run_commands(enum work_kind kind, struct task *task,
 struct task_work *task_setup(struct task *task, struct sandbox *sandbox, uint32_t ms_max,
                              task_commands_done on_done, void *context)
 {
-    return run_commands(WORK_SETUP, task, sandbox, ms_max, on_done, context);
+    return run_commands(WORK_SETUP, task, sandbox, false, ms_max, on_done, context);
 }
 
 struct task_work *task_collect(struct task *task, struct sandbox *sandbox, bool as_root,
                                uint32_t ms_max, task_commands_done on_done, void *context)
 {
-    struct task_work *work = run_commands(WORK_COLLECT, task, sandbox, ms_max, on_done, context);
-    if (as_root && !work->task->agent_user)
-        work->user = "root";
-    return work;
+    return run_commands(WORK_COLLECT, task, sandbox, as_root, ms_max, on_done, context);
 }

@@ -749,6 +749,22 @@ def test_files_and_terminals_of_an_acp_client_are_those_of_the_sandbox(postern, 
     assert "plan" in [event.get("type") for event in events]
 
 
+ACP_DEAF = r"""
+import json, sys
+wish = json.dumps({"id": "x" * 1000000, "method": "session/request_permission", "params": {}}) + "\n"
+while True:
+    sys.stdout.write(wish)
+"""
+
+
+def test_an_acp_agent_that_asks_and_never_reads_is_ended(postern, tmp):
+    (tmp / "agent.py").write_text(ACP_DEAF)
+    (tmp / "acp.toml").write_text(ACP_SPEC % "x")
+    done, results = postern.run("--agent", str(tmp / "acp.toml"), "--task", task(tmp / "t.json"), "--model",
+                                script(tmp / "m.toml", "x"), "--timeout", "60s", *postern.flags)
+    assert results[0]["fate"] == "agent_failed" and "does not read" in str(results[0]["error"]), (done, results)
+
+
 def test_a_user_who_says_more_drives_an_agent_through_acp(agents_postern, installed, tmp):
     """The instruction, the task's later turns, then the trainer as the user; each with edits of its own tools."""
     postern, agent = agents_postern, installed("opencode")

@@ -131,6 +131,31 @@ TEST(several_turns_of_the_task_and_then_of_the_owner)
     talk_end(&talk);
 }
 
+/* Answers to what nobody asked: each would have us prompt, or ask the user, once more. */
+TEST(a_step_is_not_done_twice_for_an_agent_that_answers_twice)
+{
+    struct talk talk = {.acp = {.on_turn = on_turn}};
+    talk_begin(&talk);
+    hears(&talk, ANSWER("3", "{\"sessionId\":\"s0\"}")); /* before it was asked for one */
+    EXPECT_SENT(&talk, "\"method\":\"initialize\"");
+    open_session(&talk);
+    buf_clear(&talk.sent);
+    hears(&talk, ANSWER("1", "{\"protocolVersion\":1}"));
+    hears(&talk, ANSWER("3", "{\"sessionId\":\"s2\"}"));
+    hears(&talk, ANSWER("4", "{}"));
+    hears(&talk, "{\"id\":4,\"error\":{\"message\":\"no\"}}");
+    EXPECT_INT(talk.sent.size, 0);
+    EXPECT_INT(talk.acp.turn, 1);
+    hears(&talk, ANSWER("5", "{\"stopReason\":\"end_turn\"}"));
+    EXPECT_INT(talk.turns, 1);
+    hears(&talk, ANSWER("4", "{}")); /* while the user thinks */
+    hears(&talk, ANSWER("6", "{\"stopReason\":\"end_turn\"}"));
+    EXPECT_INT(talk.turns, 1);
+    agent_acp_say(&talk.acp, NULL);
+    EXPECT_INT(talk.over, 1);
+    talk_end(&talk);
+}
+
 TEST(a_stop_is_told_and_waited_for)
 {
     struct talk talk = {0};
