@@ -58,6 +58,8 @@ def test_bad_submissions_name_the_field_and_leave_nothing_behind(service, model,
         (dict(task={"name": "t", "instruction": "x", "no_such_key": 1}), 400, "task.no_such_key"),
         (dict(task={"name": "t", "instruction": "x", "setup": [{"run": 7}]}), 400, "task.setup.0.run"),
         (dict(task=["t"]), 400, "task"),
+        # As text it would pass for a file of the operator's, which may read the host's variables.
+        (dict(task=json.dumps({**TASK, "env": {"STOLEN": "${HOME}"}})), 400, "task"),
         (dict(model="ftp://nowhere#m"), 400, "model"),
         (dict(model="script:/no/such/script.toml"), 400, "model"),
         (dict(model=None), 400, "model"),
