@@ -135,6 +135,10 @@ void life_fail(struct life *life, enum trace_fate fate, const struct err *why)
     life->result.reward = (struct trace_reward){0};
     life->err = *why;
     life_log(life, trace_fate_name(fate), str_of(why->text));
+    if (fate == TRACE_FATE_CANCELLED) {
+        life->cancelled = true;
+        life_save(life);
+    }
     move(life, fate == TRACE_FATE_CANCELLED ? TRACE_CANCELLED : TRACE_FAILED);
     life_close(life);
     life_step(life);

@@ -38,6 +38,7 @@ struct life {
     struct list tool_jobs;
     char layer[80];        /* the final files, as a layer; "" */
     char reason[24];       /* of the end, as a word; "" */
+    bool cancelled;        /* somebody said so and was told yes: a successor must know */
     struct shared *made;   /* by a preparation */
     const char *layers[2]; /* below the agent's sandbox */
     struct gateway_session *session;

@@ -172,6 +172,13 @@ void life_save(struct life *life)
         write_settled(life, &out);
     if (life->stage == TRACE_COLLECTING)
         write_verdict(life, &out);
+    if (life->cancelled) {
+        json_key(&out, "cancelled");
+        json_begin_object(&out);
+        json_set_text(&out, "why", life->err.text);
+        json_set_text(&out, "reason", life->reason);
+        json_end_object(&out);
+    }
     json_end_object(&out);
     OWN(mem) char *path = mem_format("%s.state", plan->live);
     struct err err = {0};
@@ -633,6 +640,24 @@ static void end_with(struct life *life, struct json verdict)
     life_step(life);
 }
 
+/* It was cancelled when the server died: what is left of it is closed, whatever its agent did
+ * since. */
+static void end_cancelled(struct life *life, struct json root)
+{
+    struct sandboxes *sandboxes = life->plan->lane.sandboxes;
+    struct json cancelled = json_get(root, "cancelled"), apart = json_get(root, "apart");
+    const char *id = text_of(life, json_get(root, "sandbox"));
+    struct sandbox_spec spec = life_shape(life);
+    struct err why = {0};
+    if (id[0])
+        life->sandbox = sandbox_adopt(sandboxes, id, &spec, on_useless, life);
+    if (json_exists(apart))
+        life->apart = sandbox_adopt(sandboxes, text_of(life, apart), &spec, on_useless, life);
+    snprintf(life->reason, sizeof life->reason, "%s", text_of(life, json_get(cancelled, "reason")));
+    err_set(&why, ERR_CANCELLED, "%s", text_of(life, json_get(cancelled, "why")));
+    life_fail(life, TRACE_FATE_CANCELLED, &why);
+}
+
 void life_resume(struct life *life)
 {
     const struct plan *plan = life->plan;
@@ -655,8 +680,12 @@ void life_resume(struct life *life)
     life_log(life, "resumed", str_of(trace_stage_name(stage)));
     LOG_INFO("rollout", plan->id, "goes on from %s (server %u)", trace_stage_name(stage),
              life->lives + 1);
+    bool cancelled = json_exists(json_get(json_root(&doc), "cancelled"));
     if (stage == TRACE_PROVISIONING) {
-        life_step(life); /* from the beginning */
+        if (cancelled)
+            end_cancelled(life, json_root(&doc));
+        else
+            life_step(life); /* from the beginning */
         return;
     }
     uint64_t now = clock_wall_ms(), spent = now > began_ms ? now - began_ms : 0;
@@ -666,6 +695,10 @@ void life_resume(struct life *life)
         stage = TRACE_VERIFYING; /* what is missing can be had from the final files only */
     life->stage = stage;
     life->stage_since_ms = clock_mono_ms() - spent;
+    if (cancelled) {
+        end_cancelled(life, json_root(&doc));
+        return;
+    }
     const char *id = text_of(life, json_get(json_root(&doc), "sandbox"));
     struct sandbox_spec spec = life_shape(life);
     if (over) {
