@@ -443,6 +443,47 @@ def task(path, **fields):
     return str(path)
 
 
+def copy_program(root, path):
+    """A program or library and the libraries it needs, at their own places below `root`."""
+    needed = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+    for file in [str(path), *re.findall(r"(/\S+) \(0x", needed)]:
+        to = root / file.lstrip("/")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if not to.exists():
+            shutil.copy2(os.path.realpath(file), to)
+
+
+@functools.lru_cache(maxsize=None)
+def working_root():
+    """A root in memory, for hosts whose own cannot shift owners, with what people work with: the small programs of every
+    Debian, git, and the system's Python with its packages."""
+    root = pathlib.Path(tempfile.mkdtemp(prefix="postern-root-", dir="/tmp"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    root.chmod(0o755)
+    for name in ("usr/bin", "usr/local/bin", "usr/lib64", "etc", "opt", "tmp", "proc", "dev", "run", "srv", "var", "home"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / "usr" / name).mkdir(exist_ok=True)
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "tmp").chmod(0o1777)
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\nagent:x:1000:\n")
+    packages = ["bash", "dash", "coreutils", "util-linux", "util-linux-extra", "findutils", "grep", "sed", "procps", "mount"]
+    listed = subprocess.run(["dpkg", "-L", *packages], capture_output=True, text=True, check=False).stdout.split()
+    for path in listed + ["/bin/sh", "/usr/bin/git", "/usr/bin/python3"]:
+        if re.fullmatch(r"(/usr)?/bin/[^/]+", path) and os.path.isfile(path):
+            copy_program(root, "/usr/bin/" + os.path.basename(path))
+    version = os.path.basename(os.path.realpath("/usr/bin/python3"))
+    for folder in (f"usr/lib/{version}", "usr/lib/python3", "usr/lib/git-core", "usr/share/git-core"):
+        shutil.copytree(f"/{folder}", root / folder, symlinks=True, ignore=shutil.ignore_patterns("test", "*.a"), dirs_exist_ok=True)
+    for library in pathlib.Path(f"/usr/lib/{version}/lib-dynload").glob("*.so"):
+        copy_program(root, library)
+    for script in ("pytest", "pytest-3"):
+        if os.path.isfile(f"/usr/bin/{script}"):
+            shutil.copy2(f"/usr/bin/{script}", root / "usr/bin" / script)
+    return root
+
+
 def small_root(root, *programs):
     """A directory to be a sandbox's root: dash as its shell, these programs, the libraries they need, nothing else."""
     root = pathlib.Path(root)

@@ -22,12 +22,12 @@ EARN = "mkdir -p /logs/verifier; rm -f /logs/verifier/reward.*; echo 1 > /logs/v
 
 
 def run(postern, *args, **options):
-    done, results = postern.run("--agent", "mini", *args, **options)
+    done, results = postern.run("--agent", "mini", *args, *getattr(postern, "rooted", []), **options)
     return done, results
 
 
 def one(postern, *args, agent="mini", **options):
-    done, results = postern.run("--agent", agent, *args, **options)
+    done, results = postern.run("--agent", agent, *args, *getattr(postern, "rooted", []), **options)
     assert len(results) == 1, done
     return results[0]
 
@@ -194,8 +194,14 @@ def host_has_pytest():
                           capture_output=True, check=False).returncode == 0
 
 
-def root_works(postern):
-    return postern.exec("id", flags=["--as-root"]).code == 0
+@pytest.fixture
+def rooted(postern):
+    """Root inside works: on the host's own files, or, where those cannot shift owners, on a copy in memory."""
+    done = postern.exec("id", flags=["--as-root"])
+    if done.code:
+        assert "shift owners" in done.error, done
+        postern.rooted = ["--root", f"dir:{lib.working_root()}"]
+    return postern
 
 
 @pytest.fixture
@@ -212,49 +218,42 @@ def test_no_plant_of_an_ordinary_agent_earns_anything(postern, tmp, with_pytest)
         assert how["sandbox"] == "fresh" and "/usr" in how["pristine"] and "/etc" in how["pristine"], how
 
 
-def test_no_plant_of_a_root_agent_earns_anything(postern, tmp, with_pytest):
-    if not root_works(postern):
-        must("no root inside on this machine's own files")
-    results = attack(postern, tmp, ATTACKS, "root = true\n")
+def test_no_plant_of_a_root_agent_earns_anything(rooted, tmp, with_pytest):
+    results = attack(rooted, tmp, ATTACKS, "root = true\n")
     for name, result in results.items():
         assert result["class"] == "ok" and result["reward"] == 0, (name, result["reward"], result["error"], result["verify"])
         assert result["verification"]["user"] == "root"
 
 
-def test_honest_work_is_seen_wherever_it_lies(postern, tmp, with_pytest):
-    root = "root = true\n" if root_works(postern) else ""
-    results = attack(postern, tmp, {"honest": "echo right > /app/answer"}, root)
+def test_honest_work_is_seen_wherever_it_lies(rooted, tmp, with_pytest):
+    results = attack(rooted, tmp, {"honest": "echo right > /app/answer"}, "root = true\n")
     assert results["honest"]["reward"] == 1, results
     assert [c["code"] for c in results["honest"]["setup"]] == [0]
 
 
-def test_what_setup_installed_is_there_and_what_the_agent_installed_is_not(postern, tmp):
-    if not root_works(postern):
-        must("no root inside on this machine's own files")
+def test_what_setup_installed_is_there_and_what_the_agent_installed_is_not(rooted, tmp):
     tests = "echo \"{\\\"setup\\\": $(test -e /usr/local/bin/by-setup && echo 1 || echo 0), " \
             "\\\"agent\\\": $(test -e /usr/local/bin/by-agent && echo 1 || echo 0), " \
             "\\\"srv\\\": $(test -e /srv/by-agent && echo 1 || echo 0)}\" > /logs/verifier/reward.json"
     plain = harbor(tmp / "plain", "root = true\nsetup = [\"touch /usr/local/bin/by-setup\"]\n", tests)
     carried = harbor(tmp / "carried", "root = true\nsetup = [\"touch /usr/local/bin/by-setup\"]\n[verifier]\ncarry = [\"/usr/local\"]\n", tests)
     model = script(tmp / "m.toml", bash("touch /usr/local/bin/by-agent /srv/by-agent"), "Done.")
-    assert one(postern, "--task", plain, "--model", model)["rewards"] == {"reward": 2 / 3, "setup": 1, "agent": 0, "srv": 1}
-    result = one(postern, "--task", carried, "--model", model)
+    assert one(rooted, "--task", plain, "--model", model)["rewards"] == {"reward": 2 / 3, "setup": 1, "agent": 0, "srv": 1}
+    result = one(rooted, "--task", carried, "--model", model)
     assert result["rewards"] == {"reward": 1, "setup": 1, "agent": 1, "srv": 1}
     assert "/usr" not in result["verification"]["pristine"] and "/etc" in result["verification"]["pristine"]
-    asked = one(postern, "--task", plain, "--model", model, "--carry", "/usr /opt")
+    asked = one(rooted, "--task", plain, "--model", model, "--carry", "/usr /opt")
     assert asked["rewards"]["agent"] == 1 and "/opt" not in asked["verification"]["pristine"], asked
 
 
-def test_the_attacks_work_where_nothing_protects(postern, tmp, with_pytest):
+def test_the_attacks_work_where_nothing_protects(rooted, tmp, with_pytest):
     """Root, and a task that carries everything: a replaced program is the verifier's program."""
-    if not root_works(postern):
-        must("no root inside on this machine's own files")
     chosen = {name: ATTACKS[name] for name in ("python3", "site")}
-    results = attack(postern, tmp, chosen, "root = true\nverifier = { carry = [\"/\"] }\n")
+    results = attack(rooted, tmp, chosen, "root = true\nverifier = { carry = [\"/\"] }\n")
     assert [r["reward"] for r in results.values()] == [1, 1], results
     assert all(r["verification"]["pristine"] == [] for r in results.values())
     shutil.rmtree(tmp / "tasks")
-    hooks = attack(postern, tmp, {"git-hook": ATTACKS["git-hook"]}, "root = true\nverifier = { env = { GIT_CONFIG_COUNT = \"0\" } }\n")
+    hooks = attack(rooted, tmp, {"git-hook": ATTACKS["git-hook"]}, "root = true\nverifier = { env = { GIT_CONFIG_COUNT = \"0\" } }\n")
     assert hooks["git-hook"]["reward"] == 1, hooks
 
 
@@ -319,9 +318,7 @@ def test_a_step_below_its_least_reward_is_the_last(postern, tmp):
     assert abs(result["reward"] - 1 / 3) < 1e-9 and result["class"] == "ok"
 
 
-def test_a_step_cannot_change_the_programs_of_later_verifiers(postern, tmp):
-    if not root_works(postern):
-        must("no root inside on this machine's own files")
+def test_a_step_cannot_change_the_programs_of_later_verifiers(rooted, tmp):
     toml = "root = true\n[[steps]]\nname = \"a\"\n[[steps]]\nname = \"b\"\n"
     path = harbor(tmp / "t", toml, "test -e /app/$(cat /tests/which) && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt")
     for name in "ab":
@@ -329,7 +326,7 @@ def test_a_step_cannot_change_the_programs_of_later_verifiers(postern, tmp):
             (path / "steps" / name / file).parent.mkdir(parents=True, exist_ok=True)
             (path / "steps" / name / file).write_text(text)
     plant = f"printf '#!/bin/sh\\n{EARN}\\n' > /tmp/shim; chmod 755 /tmp/shim; touch /app/a; cp --remove-destination /tmp/shim /usr/bin/cat"
-    result = one(postern, "--task", path, "--model", rules(tmp / "m.toml", {"Do a": [bash(plant), "One."], "Do b": ["Two."]}, "instruction_has"))
+    result = one(rooted, "--task", path, "--model", rules(tmp / "m.toml", {"Do a": [bash(plant), "One."], "Do b": ["Two."]}, "instruction_has"))
     assert [s["reward"] for s in result["steps"]] == [1, 0], result
 
 
