@@ -126,6 +126,9 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why);
 struct sandbox_spec life_shape(struct life *life);
 void life_copy_commands(struct life *life, const struct trace_command *from, size_t count,
                         const struct trace_command **to, size_t *to_count);
+/* What setup came to, into the result; false: it failed, and so has the rollout. */
+bool life_take_setup(struct life *life, const struct trace_command *commands, size_t count,
+                     const struct err *err);
 void life_note_sandbox(struct life *life); /* facts and look-ups, while it is there */
 void life_on_lost(void *context, const struct err *err);
 

@@ -259,17 +259,24 @@ void life_copy_commands(struct life *life, const struct trace_command *from, siz
     *to_count = count;
 }
 
+bool life_take_setup(struct life *life, const struct trace_command *commands, size_t count,
+                     const struct err *err)
+{
+    life_copy_commands(life, commands, count, &life->result.setup, &life->result.setup_count);
+    if (!is_bad(err))
+        return true;
+    struct err why = *err;
+    life_fail(life, why.kind == ERR_INPUT ? TRACE_FATE_SETUP_FAILED : TRACE_FATE_INFRA_FAILED,
+              &why);
+    return false;
+}
+
 static void on_setup(void *context, const struct trace_command *commands, size_t count,
                      const struct err *err)
 {
     struct life *life = context;
-    life_copy_commands(life, commands, count, &life->result.setup, &life->result.setup_count);
-    if (is_bad(err)) {
-        struct err why = *err;
-        life_fail(life, why.kind == ERR_INPUT ? TRACE_FATE_SETUP_FAILED : TRACE_FATE_INFRA_FAILED,
-                  &why);
+    if (!life_take_setup(life, commands, count, err))
         return;
-    }
     life->setup_done = true;
     life_step(life);
 }

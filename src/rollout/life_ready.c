@@ -129,14 +129,8 @@ static void on_commands(void *context, const struct trace_command *commands, siz
                         const struct err *err)
 {
     struct life *life = context;
-    life_copy_commands(life, commands, count, &life->result.setup, &life->result.setup_count);
-    if (is_bad(err)) {
-        struct err why = *err;
-        life_fail(life, why.kind == ERR_INPUT ? TRACE_FATE_SETUP_FAILED : TRACE_FATE_INFRA_FAILED,
-                  &why);
-        return;
-    }
-    phase_over(life);
+    if (life_take_setup(life, commands, count, err))
+        phase_over(life);
 }
 
 /* ---------------------------------------------------------------- in order */
