@@ -2,10 +2,10 @@
  *
  *     gateway.c   lanes' side: modes, counters, one HTTP client per model
  *     session.c   one rollout's side: routes, limits, report
- *     call.c      one call: intent, attempts, relay, entry, end; call_request.c is what goes out,
- *                 call_answer.c what comes back
- *     rules.c     what the agent's spec says about a call
- *     lineage.c   what a call shares with an earlier one; skim.c leaves that unread
+ *     call.c      one call, up to its intent; call_attempt.c asks and relays, call_trouble.c is
+ * what becomes of attempts that fail, call_out.c the way to the agent, call_end.c record and end;
+ * call_request.c is what goes out, call_answer.c what comes back rules.c     what the agent's spec
+ * says about a call lineage.c   what a call shares with an earlier one; skim.c leaves that unread
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
  *     restore.c   a session that goes on where a dead server left it
@@ -568,20 +568,34 @@ struct call_other {
  * case. `vf`: the answer is wrapped by vf_model_wrap(). */
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,
                 const struct dialect *dialect, struct body *body, bool vf);
+/* --- call_attempt.c */
 /* The next attempt, or what has to come before it. */
 void call_attempt(struct call *call);
-/* Ends it now, as broken. */
-void call_break(struct call *call, enum err_kind kind, const char *text);
-/* For retry.c: records the call and then ends it. */
-void call_enter(struct call *call);
 /* Attempts begin anew: nothing of the answer was seen by whoever waits now. */
 void call_again(struct call *call);
+/* --- call_trouble.c */
+/* Ends it now, as broken. */
+void call_break(struct call *call, enum err_kind kind, const char *text);
+/* Repeated, or recorded and shown. */
+void call_attempt_failed(struct call *call, const struct err *err);
+/* A copy in the call's arena without the model's key, cut to a decent length. */
+struct str call_scrubbed(struct call *call, struct str text);
+/* --- call_out.c */
 /* Makes call->exchange the one that hears and is heard. */
 void call_listen(struct call *call);
 /* To the agent, without remembering it. */
 void call_send(struct call *call, struct str bytes);
+/* The end of the answer, to everybody who waits for it. */
+void call_give_answer(struct call *call);
+void call_give_trouble(struct call *call);
 /* Ends an exchange that the call has no answer for. */
 void call_show_trouble(struct call *call, struct http_exchange *exchange, bool begun);
+/* --- call_end.c */
+/* Records the call and then ends it. */
+void call_enter(struct call *call);
+/* Ends a call that could not be begun, without a word in the journal. */
+void call_drop(struct call *call);
+void call_free(void *call); /* when the tick is over */
 /* A committed answer went to one more connection. */
 void call_note_delivery(struct gateway_session *session, const char *call_id, uint32_t count);
 /* --- call_request.c */

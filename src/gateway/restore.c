@@ -131,7 +131,7 @@ static void note_taken(struct olds *olds, struct json record)
 
 /* Of an entry: what it used up. */
 /* What a model server's failure is for the rollout while no later call is answered; the status is
- * the one the agent was shown (call.c, show_failure). */
+ * the one the agent was shown (call_trouble.c, show_failure). */
 static bool is_upstreams(const struct gateway_session *session, struct json record)
 {
     long long status = json_int_or(json_get(record, "http_status"), 0);
