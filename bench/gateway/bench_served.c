@@ -4,10 +4,12 @@
  *
  * One loop for the control listener and the gate, one per lane, the journal's writer. Agents come
  * to a loopback port instead of a sandbox's inlet: each connection belongs to the next session of a
- * ring of N, opened when it is first needed, as each agent belongs to a rollout. Prints the agents'
- * port, the control listener's port and the token file, then serves until it is killed. */
+ * ring of N, opened when it is first needed, as each agent belongs to a rollout, with its
+ * calls.jsonl and somebody who hears of its calls. Prints the agents' port, the control listener's
+ * port and the token file, then serves until it is killed. */
 #include <arpa/inet.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +25,7 @@
 #include "gateway/gateway.h"
 #include "loop/loop.h"
 #include "store/store.h"
+#include "trace/trace.h"
 
 struct lane {
     struct loop *loop;
@@ -54,10 +57,25 @@ static void die(const struct err *err)
     exit(1);
 }
 
+/* Of the rollout that a session belongs to: how many calls there were, how many of them a side's.
+ */
+static struct {
+    uint64_t begun, sides;
+} heard;
+
+static void on_call(void *context, const struct trace_call *call, enum gateway_phase phase)
+{
+    (void)context;
+    heard.begun += phase == GATEWAY_CALL_BEGUN;
+    heard.sides += phase == GATEWAY_CALL_DONE && call->side;
+}
+
 static struct gateway_session *open_session(struct lane *lane, size_t index)
 {
     char id[32];
     snprintf(id, sizeof id, "r-bench-%zu", index);
+    char calls[PATH_MAX];
+    snprintf(calls, sizeof calls, "%s/%s.jsonl", options.home, id);
     struct err err = {0};
     struct gateway_session_options session = {
         .rollout_id = id,
@@ -65,6 +83,8 @@ static struct gateway_session *open_session(struct lane *lane, size_t index)
         .index = (uint32_t)index,
         .mode = options.mode,
         .model = model,
+        .calls_path = calls,
+        .on_call = on_call,
         .limits = {.calls_max = UINT32_MAX, .in_flight_max = 4096, .connections_max = 20000},
     };
     struct gateway_session *opened = gateway_open(lane->gateway, &session, &err);
