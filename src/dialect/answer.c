@@ -13,7 +13,7 @@ void answer_deinit(struct answer_builder *builder)
                             &builder->reasoning,  &builder->refusal, &builder->finish_text,
                             &builder->prompt_ids, &builder->ids,     &builder->logprob_ids,
                             &builder->logprobs,   &builder->opaque,  &builder->thought,
-                            &builder->versions};
+                            &builder->versions,   &builder->block,   &builder->input};
     for (size_t i = 0; i < COUNT(fields); i++)
         buf_deinit(fields[i]);
     for (size_t i = 0; i < builder->call_count; i++) {
@@ -96,6 +96,17 @@ struct answer_call *answer_call(struct answer_builder *builder, int64_t index, s
     return call;
 }
 
+/* The text of a custom tool's call as its canonical arguments. */
+static void wrap_custom(struct answer_call *call)
+{
+    struct buf wrapped = {0};
+    buf_format(&wrapped, "{\"input\":");
+    json_quote(&wrapped, buf_str(&call->arguments));
+    buf_byte(&wrapped, '}');
+    buf_deinit(&call->arguments);
+    call->arguments = wrapped;
+}
+
 /* Agents match results to calls by id, so a call always has one. */
 static void announce(struct answer_builder *builder, struct answer_call *call)
 {
@@ -103,6 +114,8 @@ static void announce(struct answer_builder *builder, struct answer_call *call)
     if (call->id.size == 0)
         buf_format(&call->id, "call_%.*s_%u", STR_ARGS(buf_str(&builder->id)), index);
     call->announced = true;
+    if (call->custom)
+        wrap_custom(call);
     emit(builder, &(struct trace_delta){.kind = TRACE_DELTA_CALL,
                                         .index = index,
                                         .id = buf_str(&call->id),
@@ -120,7 +133,7 @@ void answer_call_add(struct answer_builder *builder, struct answer_call *call, s
         answer_set(&call->id, id);
         answer_set(&call->name, name);
         buf_str_append(&call->arguments, arguments);
-        if (call->name.size)
+        if (call->name.size && !call->custom)
             announce(builder, call);
         return;
     }

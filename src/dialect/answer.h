@@ -20,13 +20,16 @@ struct answer_call {
     int64_t upstream_index;
     struct buf id, name, arguments;
     bool announced;
+    bool custom; /* its arguments are free text until the answer is finished */
 };
 
 struct answer_builder {
     struct buf id, model, text, reasoning, refusal, finish_text;
     struct buf opaque;  /* items of an open JSON array: "[{...},{...}" */
     struct buf thought; /* of the thinking block being read */
-    size_t item_bytes;  /* protocols of items: what deltas brought for the item being read */
+    bool in_call;       /* protocols of blocks: the one being read is a call of the agent's tools */
+    struct buf block, input; /* of another kind: as it began; its input so far */
+    size_t item_bytes;       /* protocols of items: what deltas brought for the item being read */
     int64_t created_s;
     struct answer_call *calls;
     size_t call_count;

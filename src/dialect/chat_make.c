@@ -155,6 +155,22 @@ static void put_sampling(const struct trace_sampling *sampling,
     }
 }
 
+/* What the agent's dialect names otherwise. Vendors' own servers refuse what they do not know. */
+static void put_settings(struct str settings, const struct dialect_override *override,
+                         struct json_writer *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (!settings.size || json_read(&doc, settings, NULL, NULL) < 0)
+        return;
+    JSON_EACH (item, json_root(&doc)) {
+        if (json_is(item.key, "top_k") && override->engine == DIALECT_ENGINE_OPENAI)
+            continue;
+        OWN(arena) struct arena arena = {0};
+        json_key_str(out, json_str(item.key, &arena));
+        json_put_raw(out, json_raw(item.value));
+    }
+}
+
 void chat_write_request(const struct trace_request *request,
                         const struct dialect_override *override, struct buf *out)
 {
@@ -168,6 +184,7 @@ void chat_write_request(const struct trace_request *request,
     json_end_array(&json);
     put_tools(request, &json);
     put_sampling(&request->sampling, override, &json);
+    put_settings(request->settings, override, &json);
     bool sglang = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
     if (override->capture)
         json_set_bool(&json, "logprobs", true);

@@ -101,8 +101,12 @@ static int read_tool_call(struct read_context *context, struct json call,
     out->id = STR("");
     if (read_text(context, call, "id", false, &out->id) < 0)
         return -1;
-    if (json_type(json_get(call, "custom")) == JSON_OBJECT)
-        return read_function(context, json_get(call, "custom"), "input", out);
+    if (json_type(json_get(call, "custom")) == JSON_OBJECT) {
+        if (read_function(context, json_get(call, "custom"), "input", out) < 0)
+            return -1;
+        out->arguments = read_custom_input(context, out->arguments);
+        return out->arguments.data ? 0 : read_out_of_room(context);
+    }
     if (json_type(json_get(call, "function")) != JSON_OBJECT)
         return read_fail_type(context, "tool_calls[].function", "an object");
     return read_function(context, json_get(call, "function"), "arguments", out);
@@ -133,15 +137,43 @@ static int read_tool_calls(struct read_context *context, struct json message,
     return 0;
 }
 
+/* reasoning_details: readable pieces, signed and encrypted ones; the server wants them back as they
+ * are. */
+static int read_details(struct read_context *context, struct json details,
+                        struct trace_message *out)
+{
+    OWN(buf) struct buf text = {0};
+    if (json_type(details) != JSON_ARRAY || json_size(details) == 0)
+        return 0;
+    out->opaque = json_raw(details);
+    JSON_EACH (item, details) {
+        struct json piece = json_get(item.value, "text");
+        if (json_type(piece) != JSON_STRING)
+            piece = json_get(item.value, "summary");
+        struct str words = json_str(piece, context->arena);
+        if (text.size && words.size)
+            buf_byte(&text, '\n');
+        buf_str_append(&text, words);
+    }
+    if (!text.size || out->reasoning.size)
+        return 0;
+    out->reasoning = arena_str(context->arena, buf_str(&text));
+    return out->reasoning.data ? 0 : read_out_of_room(context);
+}
+
 static int read_reasoning(struct read_context *context, struct json message,
                           struct trace_message *out)
 {
+    struct json details = json_get(message, "reasoning_details");
     const char *key = json_type(json_get(message, "reasoning_content")) == JSON_STRING
                           ? "reasoning_content"
                           : "reasoning";
-    if (json_type(json_get(message, key)) != JSON_STRING)
-        return 0; /* other shapes exist and mean nothing to a chat model */
-    return read_text(context, message, key, true, &out->reasoning);
+    if (json_type(details) == JSON_STRING)
+        key = "reasoning_details";
+    if (json_type(json_get(message, key)) == JSON_STRING &&
+        read_text(context, message, key, true, &out->reasoning) < 0)
+        return -1;
+    return read_details(context, details, out);
 }
 
 static int read_message(struct read_context *context, struct json message,
@@ -200,8 +232,10 @@ static int read_tool(struct read_context *context, struct json tool, struct trac
     if (json_type(tool) != JSON_OBJECT)
         return read_fail_type(context, "tools", "an array of objects");
     struct json inner = json_get(tool, "function");
-    if (json_type(inner) != JSON_OBJECT)
+    if (json_type(inner) != JSON_OBJECT) {
         inner = json_get(tool, "custom");
+        out->custom = json_type(inner) == JSON_OBJECT;
+    }
     if (json_type(inner) != JSON_OBJECT && json_type(json_get(tool, "name")) == JSON_STRING)
         inner = tool; /* an element of the older `functions` */
     if (json_type(inner) != JSON_OBJECT) {
@@ -214,6 +248,8 @@ static int read_tool(struct read_context *context, struct json tool, struct trac
         return -1;
     if (json_type(json_get(inner, "parameters")) == JSON_OBJECT)
         out->parameters = json_raw(json_get(inner, "parameters"));
+    else if (out->custom)
+        out->parameters = STR(CUSTOM_SCHEMA);
     return 0;
 }
 

@@ -45,7 +45,27 @@ static void write_usage(const struct trace_usage *usage, struct json_writer *out
 
 /* ---------------------------------------------------------------- whole */
 
-static void write_message(const struct trace_message *message, struct json_writer *out)
+static void write_call(const struct trace_request *request, const struct trace_tool_call *call,
+                       struct json_writer *out)
+{
+    const struct trace_tool *tool = writer_tool(request, call->name);
+    bool custom = tool && tool->custom;
+    json_begin_object(out);
+    json_set_str(out, "id", call->id);
+    json_set_text(out, "type", custom ? "custom" : "function");
+    json_key(out, custom ? "custom" : "function");
+    json_begin_object(out);
+    json_set_str(out, "name", call->name);
+    if (custom)
+        writer_put_input(call->arguments, out);
+    else
+        json_set_str(out, "arguments", call->arguments);
+    json_end_object(out);
+    json_end_object(out);
+}
+
+static void write_message(const struct trace_request *request, const struct trace_message *message,
+                          struct json_writer *out)
 {
     OWN(arena) struct arena scratch = {0};
     struct str text = trace_message_text(message, &scratch), refusal = STR_NONE;
@@ -69,17 +89,8 @@ static void write_message(const struct trace_message *message, struct json_write
     if (message->call_count) {
         json_key(out, "tool_calls");
         json_begin_array(out);
-        for (size_t i = 0; i < message->call_count; i++) {
-            json_begin_object(out);
-            json_set_str(out, "id", message->calls[i].id);
-            json_set_text(out, "type", "function");
-            json_key(out, "function");
-            json_begin_object(out);
-            json_set_str(out, "name", message->calls[i].name);
-            json_set_str(out, "arguments", message->calls[i].arguments);
-            json_end_object(out);
-            json_end_object(out);
-        }
+        for (size_t i = 0; i < message->call_count; i++)
+            write_call(request, &message->calls[i], out);
         json_end_array(out);
     }
     json_end_object(out);
@@ -99,7 +110,7 @@ void chat_write_answer(const struct trace_request *request, const struct trace_a
     json_begin_object(&writer);
     json_set_int(&writer, "index", 0);
     json_key(&writer, "message");
-    write_message(&answer->message, &writer);
+    write_message(request, &answer->message, &writer);
     json_set_null(&writer, "logprobs");
     json_set_text(&writer, "finish_reason", finish_word(answer->finish));
     json_end_object(&writer);
@@ -161,22 +172,30 @@ static void write_role(struct dialect_writer *writer, struct buf *out)
     end_chunk(&json);
 }
 
-static void write_call_delta(const struct trace_delta *delta, struct json_writer *out)
+static void write_call_delta(const struct dialect_writer *writer, const struct trace_delta *delta,
+                             struct json_writer *out)
 {
     bool first = delta->kind == TRACE_DELTA_CALL;
+    /* Arguments of custom tools come right behind their call: writer.c. */
+    const struct trace_tool *tool = first ? writer_tool(writer->request, delta->name) : NULL;
+    bool custom =
+        first ? tool && tool->custom : writer->in_call && writer->call_index == delta->index;
     json_key(out, "tool_calls");
     json_begin_array(out);
     json_begin_object(out);
     json_set_int(out, "index", delta->index);
     if (first) {
         json_set_str(out, "id", delta->id);
-        json_set_text(out, "type", "function");
+        json_set_text(out, "type", custom ? "custom" : "function");
     }
-    json_key(out, "function");
+    json_key(out, custom ? "custom" : "function");
     json_begin_object(out);
     if (first)
         json_set_str(out, "name", delta->name);
-    json_set_str(out, "arguments", first ? STR("") : delta->text);
+    if (custom && !first)
+        writer_put_input(delta->text, out);
+    else
+        json_set_str(out, custom ? "input" : "arguments", first ? STR("") : delta->text);
     json_end_object(out);
     json_end_object(out);
     json_end_array(out);
@@ -201,10 +220,10 @@ void chat_write_delta(struct dialect_writer *writer, const struct trace_delta *d
         break;
     case TRACE_DELTA_CALL:
         writer->calls++;
-        write_call_delta(delta, &json);
+        write_call_delta(writer, delta, &json);
         break;
     case TRACE_DELTA_ARGUMENTS:
-        write_call_delta(delta, &json);
+        write_call_delta(writer, delta, &json);
         break;
     }
     end_choice(&json, NULL);

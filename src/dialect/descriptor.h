@@ -20,6 +20,7 @@ struct dialect {
     const char *keepalive_event; /* a real event that says nothing */
     const char *count_key;       /* of the answer to a count; NULL: "input_tokens" */
     bool model_in_path;          /* and whether to stream, too */
+    bool in_order;               /* streams have one thing open at a time: writer.c sees to it */
 
     int (*read_request)(struct json body, struct dialect_skim *skim, struct arena *arena,
                         struct trace_request *out, struct err *err);
@@ -50,5 +51,11 @@ struct dialect {
      * an empty `out` and true means: drop it. */
     bool (*strip)(struct json data, const struct dialect_reader_options *options, struct buf *out);
 };
+
+/* --- writer.c */
+const struct trace_tool *writer_tool(const struct trace_request *request, struct str name);
+/* A member `input`, the free text of a custom tool's call: {"input": "..."} or whatever the model
+ * wrote. */
+void writer_put_input(struct str arguments, struct json_writer *out);
 
 #endif

@@ -94,8 +94,8 @@ struct dialect_route dialect_find_route(struct str method, struct str path)
                 continue;
             if (str_is(method, row->method))
                 return (struct dialect_route){row->kind, dialects[i], model,
-                                              str_find(path, STR(":stream")) > 0};
-            route = (struct dialect_route){DIALECT_ROUTE_METHOD, dialects[i], STR_NONE, false};
+                                              str_find(path, STR(":stream")) > 0, true};
+            route = (struct dialect_route){.kind = DIALECT_ROUTE_METHOD, .dialect = dialects[i]};
         }
     }
     return route;
@@ -149,7 +149,7 @@ int dialect_skim_request(const struct dialect_route *route, struct json body,
 {
     *out = (struct trace_request){0};
     if (route->dialect->model_in_path) {
-        out->model = decode_model(route->model, arena);
+        out->model = route->encoded ? decode_model(route->model, arena) : route->model;
         out->stream = route->stream;
     }
     return route->dialect->read_request(body, skim, arena, out, err);
@@ -201,80 +201,6 @@ void dialect_write_keepalive(const struct dialect *dialect, struct buf *out)
 void dialect_write_keepalive_event(const struct dialect *dialect, struct buf *out)
 {
     buf_str_append(out, str_of(dialect->keepalive_event));
-}
-
-void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,
-                         const struct trace_request *request, struct str id, struct str model,
-                         int64_t created_s)
-{
-    *writer = (struct dialect_writer){.dialect = dialect,
-                                      .request = request,
-                                      .id = id,
-                                      .model = model,
-                                      .created_s = created_s,
-                                      .usage = request->stream_usage};
-}
-
-void dialect_writer_deinit(struct dialect_writer *writer)
-{
-    buf_deinit(&writer->items);
-    buf_deinit(&writer->piece);
-    buf_deinit(&writer->call_id);
-    buf_deinit(&writer->call_name);
-}
-
-void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delta *delta,
-                          struct buf *out)
-{
-    writer->dialect->write_delta(writer, delta, out);
-}
-
-void dialect_writer_finish(struct dialect_writer *writer, enum trace_finish finish,
-                           const struct trace_usage *usage, struct buf *out)
-{
-    writer->dialect->write_finish(writer, finish, usage, out);
-}
-
-/* The front of `text`, at most `piece` bytes but whole UTF-8 characters and at least one. */
-static struct str cut_piece(struct str *text, size_t piece)
-{
-    size_t size = piece && piece < text->size ? piece : text->size;
-    while (size < text->size && size > 0 && ((unsigned char)text->data[size] & 0xc0) == 0x80)
-        size--;
-    if (size == 0)
-        for (size = 1; size < text->size && ((unsigned char)text->data[size] & 0xc0) == 0x80;)
-            size++;
-    struct str front = str_upto(*text, size);
-    *text = str_from(*text, size);
-    return front;
-}
-
-static void write_pieces(struct dialect_writer *writer, enum trace_delta_kind kind, uint32_t index,
-                         struct str text, size_t piece, struct buf *out)
-{
-    while (text.size) {
-        struct trace_delta delta = {.kind = kind, .index = index, .text = cut_piece(&text, piece)};
-        dialect_writer_delta(writer, &delta, out);
-    }
-}
-
-void dialect_writer_answer(struct dialect_writer *writer, const struct trace_answer *answer,
-                           size_t piece, struct buf *out)
-{
-    const struct trace_message *message = &answer->message;
-    write_pieces(writer, TRACE_DELTA_REASONING, 0, message->reasoning, piece, out);
-    for (size_t i = 0; i < message->part_count; i++)
-        write_pieces(writer,
-                     message->parts[i].kind == TRACE_PART_REFUSAL ? TRACE_DELTA_REFUSAL
-                                                                  : TRACE_DELTA_TEXT,
-                     0, message->parts[i].text, piece, out);
-    for (size_t i = 0; i < message->call_count; i++) {
-        const struct trace_tool_call *call = &message->calls[i];
-        struct trace_delta begin = {
-            .kind = TRACE_DELTA_CALL, .index = (uint32_t)i, .id = call->id, .name = call->name};
-        dialect_writer_delta(writer, &begin, out);
-        write_pieces(writer, TRACE_DELTA_ARGUMENTS, (uint32_t)i, call->arguments, piece, out);
-    }
 }
 
 static struct str text_of(struct json value, struct arena *arena)

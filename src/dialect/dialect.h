@@ -39,6 +39,7 @@ struct dialect_route {
     const struct dialect *dialect; /* for errors too; NULL only with ROUTE_NONE */
     struct str model;              /* where the path names it; else STR_NONE */
     bool stream;                   /* the path asks for a stream */
+    bool encoded;                  /* `model` is as it stands in the path, percent and all */
 };
 /* `path` without its query; with and without the leading /v1. */
 struct dialect_route dialect_find_route(struct str method, struct str path);
@@ -142,6 +143,13 @@ struct dialect_writer {
     uint32_t sequence;             /* protocols that number their events */
     struct buf items, piece;       /* done items; what the open one holds */
     struct buf call_id, call_name; /* of the open call */
+    /* Calls whose arguments come in turns are told apart by their index, which not every protocol
+     * has: there the later ones wait until the one before them is whole. */
+    bool in_call;
+    uint32_t call_index;
+    struct buf arguments; /* of that call, so far */
+    struct dialect_late *late;
+    size_t late_count;
 };
 /* `id` ("chatcmpl-..."), `model` and `request` are borrowed until the stream is over. */
 void dialect_writer_init(struct dialect_writer *writer, const struct dialect *dialect,

@@ -181,18 +181,38 @@ static void take_content(struct answer_builder *builder, struct json content, st
 static int take_call(struct answer_builder *builder, struct json call, int64_t index,
                      struct arena *scratch, struct err *err)
 {
-    struct json function = json_get(call, "function");
+    struct json custom = json_get(call, "custom");
+    bool free_text = json_type(custom) == JSON_OBJECT;
+    struct json function = free_text ? custom : json_get(call, "function");
     struct str id = json_str(json_get(call, "id"), scratch);
     struct str name = json_str(json_get(function, "name"), scratch);
-    struct json arguments = json_get(function, "arguments");
+    struct json arguments = json_get(function, free_text ? "input" : "arguments");
     struct str text =
         json_type(arguments) == JSON_OBJECT ? json_raw(arguments) : json_str(arguments, scratch);
     struct answer_call *target = answer_call(builder, index, id, name);
     if (!target)
         return err_set(err, ERR_PROTOCOL, "the model server's answer has more than %d tool calls",
                        ANSWER_CALLS_MAX);
+    target->custom |= free_text && !target->announced;
     answer_call_add(builder, target, id, name, text);
     return 0;
+}
+
+/* Of a stream only what cannot be told from its text is kept: signed, encrypted, unknown. */
+static void take_details(struct answer_builder *builder, struct json details, bool whole,
+                         bool readable, struct arena *scratch)
+{
+    JSON_EACH (item, details) {
+        struct json text = json_get(item.value, "text");
+        if (json_type(text) != JSON_STRING)
+            text = json_get(item.value, "summary");
+        bool plain = json_type(text) == JSON_STRING &&
+                     json_type(json_get(item.value, "signature")) != JSON_STRING;
+        if (readable)
+            take_piece(builder, TRACE_DELTA_REASONING, text, scratch);
+        if (whole || !plain)
+            answer_keep(builder, json_raw(item.value));
+    }
 }
 
 /* A message of a whole answer, or a delta of a streamed one: the same fields. */
@@ -202,7 +222,10 @@ static int take_message(struct answer_builder *builder, struct json message, boo
     const char *reasoning = json_type(json_get(message, "reasoning_content")) == JSON_STRING
                                 ? "reasoning_content"
                                 : "reasoning";
-    take_piece(builder, TRACE_DELTA_REASONING, json_get(message, reasoning), scratch);
+    struct json thought = json_get(message, reasoning);
+    take_piece(builder, TRACE_DELTA_REASONING, thought, scratch);
+    take_details(builder, json_get(message, "reasoning_details"), whole,
+                 json_type(thought) != JSON_STRING, scratch);
     take_content(builder, json_get(message, "content"), scratch);
     take_piece(builder, TRACE_DELTA_REFUSAL, json_get(message, "refusal"), scratch);
     int64_t at = 0;

@@ -75,6 +75,10 @@ static int google_read_event(struct answer_builder *builder, struct str name, st
         if (take_part(builder, item.value, scratch, err) < 0)
             return -1;
     struct str finish = json_str(json_get(candidate, "finishReason"), scratch);
+    struct str blocked =
+        json_str(json_get(json_get(data, "promptFeedback"), "blockReason"), scratch);
+    if (blocked.size && !json_exists(candidate)) /* the prompt was refused: that is all there is */
+        answer_finish(builder, TRACE_FINISH_CONTENT_FILTER, blocked);
     if (finish.size)
         answer_finish(builder, finish_of(finish, builder->call_count > 0), finish);
     return 0;
@@ -83,7 +87,8 @@ static int google_read_event(struct answer_builder *builder, struct str name, st
 static int google_read_body(struct answer_builder *builder, struct json body, struct arena *scratch,
                             struct err *err)
 {
-    if (json_size(json_get(body, "candidates")) == 0)
+    if (json_size(json_get(body, "candidates")) == 0 &&
+        !json_exists(json_get(json_get(body, "promptFeedback"), "blockReason")))
         return err_set(err, ERR_PROTOCOL, "the model server's answer has no candidates");
     return google_read_event(builder, STR_NONE, body, scratch, err);
 }
@@ -117,6 +122,7 @@ const struct dialect dialect_google = {
     .count_key = "totalTokens",
     .keepalive = "data: {}\n\n",
     .keepalive_event = "data: {\"candidates\":[]}\n\n",
+    .in_order = true,
     .read_request = google_read_request,
     .rewrite_request = google_rewrite_request,
     .write_answer = google_write_answer,

@@ -71,12 +71,27 @@ static int take_call(struct answer_builder *builder, int64_t index, struct json 
     return 0;
 }
 
-/* Signed and redacted thinking is kept as it came: the server wants it back unchanged. */
-static void keep_opaque(struct answer_builder *builder, struct json block)
+/* Signed and redacted thinking, the server's own tools and their results, and whatever is not known
+ * are kept as they came: the server wants them back unchanged. */
+static bool is_opaque(struct json type)
 {
-    if (json_is(json_get(block, "type"), "thinking") ||
-        json_is(json_get(block, "type"), "redacted_thinking"))
-        answer_keep(builder, json_raw(block));
+    return !json_is(type, "text") && !json_is(type, "tool_use");
+}
+
+/* A block of a stream that is no text, thinking or call ends: what its pieces brought is put into
+ * it. */
+static void end_block(struct answer_builder *builder)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf whole = {0};
+    struct json_edit input = {"input", buf_str(&builder->input)};
+    bool has_input = json_read(&doc, buf_str(&builder->input), NULL, NULL) == 0;
+    if (builder->block.size && json_read(&doc, buf_str(&builder->block), NULL, NULL) == 0) {
+        json_splice(json_root(&doc), &input, has_input ? 1 : 0, &whole);
+        answer_keep(builder, buf_str(&whole));
+    }
+    buf_clear(&builder->block);
+    buf_clear(&builder->input);
 }
 
 static void add_thought(struct answer_builder *builder, struct str text)
@@ -90,6 +105,8 @@ static int take_block(struct answer_builder *builder, int64_t index, struct json
                       struct arena *scratch, struct err *err)
 {
     struct json type = json_get(block, "type");
+    end_block(builder);
+    builder->in_call = json_is(type, "tool_use");
     if (json_is(type, "text")) {
         answer_add(builder, TRACE_DELTA_TEXT, json_str(json_get(block, "text"), scratch));
     } else if (json_is(type, "thinking")) {
@@ -99,8 +116,10 @@ static int take_block(struct answer_builder *builder, int64_t index, struct json
         struct str input = whole ? json_raw(json_get(block, "input")) : STR_NONE;
         return take_call(builder, index, block, input, scratch, err);
     }
-    if (whole || json_is(type, "redacted_thinking")) /* redacted ones come in one piece */
-        keep_opaque(builder, block);
+    if (whole && is_opaque(type))
+        answer_keep(builder, json_raw(block));
+    else if (is_opaque(type) && !json_is(type, "thinking")) /* which is kept with its signature */
+        buf_str_append(&builder->block, json_raw(block));
     return 0;
 }
 
@@ -114,6 +133,8 @@ static int take_delta(struct answer_builder *builder, int64_t index, struct json
         add_thought(builder, json_str(json_get(delta, "thinking"), scratch));
     else if (json_is(type, "signature_delta"))
         answer_signature(builder, json_str(json_get(delta, "signature"), scratch));
+    else if (json_is(type, "input_json_delta") && !builder->in_call)
+        buf_str_append(&builder->input, json_str(json_get(delta, "partial_json"), scratch));
     else if (json_is(type, "input_json_delta"))
         return take_call(builder, index, delta, json_str(json_get(delta, "partial_json"), scratch),
                          scratch, err);
@@ -130,6 +151,11 @@ static void take_stop(struct answer_builder *builder, struct json holder, struct
 static void finish(struct answer_builder *builder)
 {
     OWN(mem) char *word = str_dup(buf_str(&builder->finish_text));
+    end_block(builder);
+    for (size_t i = 0; i < builder->call_count;
+         i++) /* a call without input brings no piece of it */
+        if (builder->calls[i].arguments.size == 0)
+            answer_call_add(builder, &builder->calls[i], STR_NONE, STR_NONE, STR("{}"));
     answer_finish(builder, finish_of(str_of(word)), str_of(word));
 }
 
@@ -145,6 +171,8 @@ static int messages_read_event(struct answer_builder *builder, struct str name, 
         return take_block(builder, index, json_get(data, "content_block"), false, scratch, err);
     else if (json_is(type, "content_block_delta"))
         return take_delta(builder, index, json_get(data, "delta"), scratch, err);
+    else if (json_is(type, "content_block_stop"))
+        end_block(builder);
     else if (json_is(type, "message_delta")) {
         take_stop(builder, json_get(data, "delta"), scratch);
         take_usage(builder, json_get(data, "usage"));
@@ -194,6 +222,7 @@ const struct dialect dialect_messages = {
     .upstream_path = "/messages",
     .keepalive = ": keepalive\n\n",
     .keepalive_event = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+    .in_order = true,
     .read_request = messages_read_request,
     .rewrite_request = messages_rewrite_request,
     .write_answer = messages_write_answer,

@@ -212,6 +212,7 @@ const struct dialect dialect_responses = {
     .upstream_path = "/responses",
     .keepalive = "data: {\"type\":\"keepalive\"}\n\n",
     .keepalive_event = "data: {\"type\":\"keepalive\"}\n\n",
+    .in_order = true,
     .read_request = responses_read_request,
     .rewrite_request = responses_rewrite_request,
     .write_answer = responses_write_answer,

@@ -87,14 +87,19 @@ static int read_result(struct read_context *context, struct json result, struct 
     return read_text(context, result, "name", false, &out->name);
 }
 
-/* Thoughts are reasoning; signatures of any part are kept for replay. */
-static int read_plain(struct read_context *context, struct json part, struct trace_message *out,
-                      struct trace_part *parts, struct buf *thoughts, struct buf *opaque)
+/* Signatures of any part, calls included, are kept for replay. */
+static void keep_signed(struct json part, struct buf *opaque)
 {
-    if (json_exists(get_either(part, "thoughtSignature", "thought_signature"))) {
-        buf_byte(opaque, opaque->size ? ',' : '[');
-        buf_str_append(opaque, json_raw(part));
-    }
+    if (!json_exists(get_either(part, "thoughtSignature", "thought_signature")))
+        return;
+    buf_byte(opaque, opaque->size ? ',' : '[');
+    buf_str_append(opaque, json_raw(part));
+}
+
+/* Thoughts are reasoning. */
+static int read_plain(struct read_context *context, struct json part, struct trace_message *out,
+                      struct trace_part *parts, struct buf *thoughts)
+{
     struct json text = json_get(part, "text");
     if (json_true(json_get(part, "thought"))) {
         buf_str_append(thoughts, json_str(text, context->arena));
@@ -126,12 +131,13 @@ static int read_content(struct read_context *context, struct json content, enum 
         struct json call = get_either(item.value, "functionCall", "function_call");
         struct json result = get_either(item.value, "functionResponse", "function_response");
         int done;
+        keep_signed(item.value, &opaque);
         if (json_type(result) == JSON_OBJECT)
             done = read_result(context, result, numbers, &out[count++]);
         else if (json_type(call) == JSON_OBJECT)
             done = read_call(context, call, numbers, &calls[rest.call_count++]);
         else
-            done = read_plain(context, item.value, &rest, parts, &thoughts, &opaque);
+            done = read_plain(context, item.value, &rest, parts, &thoughts);
         if (done < 0)
             return -1;
     }
@@ -140,6 +146,8 @@ static int read_content(struct read_context *context, struct json content, enum 
     if (opaque.size) {
         buf_byte(&opaque, ']');
         rest.opaque = arena_str(context->arena, buf_str(&opaque));
+        if (!rest.opaque.data)
+            return read_out_of_room(context);
     }
     if (rest.part_count || rest.call_count || rest.reasoning.size || count == 0)
         out[count++] = rest;
@@ -220,6 +228,56 @@ static int read_tools(struct read_context *context, struct json body, struct tra
     return 0;
 }
 
+/* The choice in the words of chat completions: one function by name, any, none. */
+static int read_choice(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct json config = get_either(get_either(body, "toolConfig", "tool_config"),
+                                    "functionCallingConfig", "function_calling_config");
+    struct json mode = json_get(config, "mode");
+    struct json allowed = get_either(config, "allowedFunctionNames", "allowed_function_names");
+    bool any = json_is(mode, "ANY");
+    if (json_is(mode, "AUTO"))
+        out->tool_choice = STR("\"auto\"");
+    if (json_is(mode, "NONE"))
+        out->tool_choice = STR("\"none\"");
+    if (any)
+        out->tool_choice = STR("\"required\"");
+    if (!any || json_size(allowed) != 1 || json_type(json_at(allowed, 0)) != JSON_STRING)
+        return 0;
+    struct str name = json_raw(json_at(allowed, 0));
+    char *text = arena_format(
+        context->arena, "{\"type\":\"function\",\"function\":{\"name\":%.*s}}", STR_ARGS(name));
+    if (!text)
+        return read_out_of_room(context);
+    out->tool_choice = str_of(text);
+    return 0;
+}
+
+static int read_settings(struct read_context *context, struct json config,
+                         struct trace_request *out)
+{
+    struct read_settings settings = {0};
+    struct json schema = get_either(config, "responseJsonSchema", "response_json_schema");
+    long long seed;
+    out->sampling.has_seed = json_int(json_get(config, "seed"), &seed);
+    out->sampling.seed = out->sampling.has_seed ? seed : 0;
+    read_settings_put(&settings, "top_k", get_either(config, "topK", "top_k"));
+    read_settings_put(&settings, "presence_penalty",
+                      get_either(config, "presencePenalty", "presence_penalty"));
+    read_settings_put(&settings, "frequency_penalty",
+                      get_either(config, "frequencyPenalty", "frequency_penalty"));
+    if (json_is(get_either(config, "responseMimeType", "response_mime_type"), "application/json"))
+        read_settings_format(&settings, (struct json){0}, schema, (struct json){0});
+    return read_settings_end(context, &settings, &out->settings);
+}
+
+/* Which spelling of a member the agent uses. */
+static const char *spelling(struct json object, const char *camel, const char *snake)
+{
+    return !json_exists(json_get(object, camel)) && json_exists(json_get(object, snake)) ? snake
+                                                                                         : camel;
+}
+
 int google_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
                         struct trace_request *out, struct err *err)
 {
@@ -228,16 +286,22 @@ int google_read_request(struct json body, struct dialect_skim *skim, struct aren
     struct json settings = get_either(body, "generationConfig", "generation_config");
     if (json_type(body) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "the body must be a JSON object");
-    if (json_int_or(json_get(settings, "candidateCount"), 1) != 1)
+    struct json candidates = get_either(settings, "candidateCount", "candidate_count");
+    if (read_is_there(candidates) && json_int_or(candidates, 0) != 1)
         return err_set(err, ERR_INPUT, "candidateCount must be 1: there is one answer per call");
-    if (read_contents(&context, body, out) < 0 || read_tools(&context, body, out) < 0)
+    if (read_contents(&context, body, out) < 0 || read_tools(&context, body, out) < 0 ||
+        read_choice(&context, body, out) < 0 || read_settings(&context, settings, out) < 0)
         return -1;
     context.where = "generationConfig";
     if (read_number(&context, settings, "temperature", &sampling->has_temperature,
                     &sampling->temperature) < 0 ||
-        read_number(&context, settings, "topP", &sampling->has_top_p, &sampling->top_p) < 0 ||
-        read_tokens_max(&context, settings, "maxOutputTokens", &sampling->tokens_max) < 0 ||
-        read_texts(&context, settings, "stopSequences", &sampling->stop, &sampling->stop_count) < 0)
+        read_number(&context, settings, spelling(settings, "topP", "top_p"), &sampling->has_top_p,
+                    &sampling->top_p) < 0 ||
+        read_tokens_max(&context, settings,
+                        spelling(settings, "maxOutputTokens", "max_output_tokens"),
+                        &sampling->tokens_max) < 0 ||
+        read_texts(&context, settings, spelling(settings, "stopSequences", "stop_sequences"),
+                   &sampling->stop, &sampling->stop_count) < 0)
         return -1;
     out->stream_usage = true;
     return 0;
@@ -252,25 +316,26 @@ void google_rewrite_request(struct json body, const struct dialect_override *ove
     OWN(buf) struct buf settings = {0};
     struct json_edit edits[3];
     size_t count = 0;
+    const char *key = spelling(body, "generationConfig", "generation_config");
+    struct json old = json_get(body, key);
     if (override->has_temperature) {
         json_put_double(&(struct json_writer){.out = &temperature}, override->temperature);
         edits[count++] = (struct json_edit){"temperature", buf_str(&temperature)};
     }
     if (override->has_top_p) {
         json_put_double(&(struct json_writer){.out = &top_p}, override->top_p);
-        edits[count++] = (struct json_edit){"topP", buf_str(&top_p)};
+        edits[count++] = (struct json_edit){spelling(old, "topP", "top_p"), buf_str(&top_p)};
     }
-    if (read_cap(override->tokens_max,
-                 json_get(json_get(body, "generationConfig"), "maxOutputTokens"))) {
+    const char *limit = spelling(old, "maxOutputTokens", "max_output_tokens");
+    if (read_cap(override->tokens_max, json_get(old, limit))) {
         buf_format(&max, "%lld", (long long) override->tokens_max);
-        edits[count++] = (struct json_edit){"maxOutputTokens", buf_str(&max)};
+        edits[count++] = (struct json_edit){limit, buf_str(&max)};
     }
-    struct json old = json_get(body, "generationConfig");
     struct json_doc none = {0};
     if (json_type(old) != JSON_OBJECT && json_read(&none, STR("{}"), NULL, NULL) == 0)
         old = json_root(&none);
     json_splice(old, edits, count, &settings);
-    struct json_edit whole = {"generationConfig", buf_str(&settings)};
+    struct json_edit whole = {key, buf_str(&settings)};
     json_splice(body, &whole, count ? 1 : 0, out);
     json_doc_deinit(&none);
 }

@@ -303,6 +303,23 @@ static int read_choice(struct read_context *context, struct json body, struct tr
     return out->tool_choice.data ? 0 : read_out_of_room(context);
 }
 
+static int read_settings(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct read_settings settings = {0};
+    struct json output = json_get(body, "output_config"), format = json_get(output, "format");
+    if (json_true(json_get(json_get(body, "tool_choice"), "disable_parallel_tool_use"))) {
+        OWN(json_doc) struct json_doc no = {0};
+        if (json_read(&no, STR("false"), NULL, NULL) == 0)
+            read_settings_put(&settings, "parallel_tool_calls", json_root(&no));
+    }
+    read_settings_put(&settings, "top_k", json_get(body, "top_k"));
+    read_settings_effort(&settings, json_get(output, "effort"));
+    if (json_is(json_get(format, "type"), "json_schema"))
+        read_settings_format(&settings, json_get(format, "name"), json_get(format, "schema"),
+                             json_get(format, "strict"));
+    return read_settings_end(context, &settings, &out->settings);
+}
+
 int messages_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
                           struct trace_request *out, struct err *err)
 {
@@ -315,7 +332,7 @@ int messages_read_request(struct json body, struct dialect_skim *skim, struct ar
     if (out->model.size == 0)
         return err_set(err, ERR_INPUT, "model must not be empty");
     if (read_turns(&context, body, out) < 0 || read_tools(&context, body, out) < 0 ||
-        read_choice(&context, body, out) < 0 ||
+        read_choice(&context, body, out) < 0 || read_settings(&context, body, out) < 0 ||
         read_number(&context, body, "temperature", &sampling->has_temperature,
                     &sampling->temperature) < 0 ||
         read_number(&context, body, "top_p", &sampling->has_top_p, &sampling->top_p) < 0 ||

@@ -1,7 +1,9 @@
 /* read.c - members of a request, with errors that name the place. See read.h. */
 #include "dialect/read.h"
 
+#include "base/buf.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "dialect/dialect.h"
 
 bool read_is_there(struct json value)
@@ -113,6 +115,70 @@ int read_flag(struct read_context *context, struct json body, const char *key, b
         return read_fail_type(context, key, "true or false");
     *out = json_true(value);
     return 0;
+}
+
+struct str read_custom_input(struct read_context *context, struct str text)
+{
+    OWN(buf) struct buf out = {0};
+    buf_format(&out, "{\"input\":");
+    json_quote(&out, text);
+    buf_byte(&out, '}');
+    return arena_str(context->arena, buf_str(&out));
+}
+
+static void begin_settings(struct read_settings *settings)
+{
+    if (settings->text.size)
+        return;
+    settings->out = (struct json_writer){.out = &settings->text};
+    json_begin_object(&settings->out);
+}
+
+void read_settings_put(struct read_settings *settings, const char *key, struct json value)
+{
+    if (!read_is_there(value))
+        return;
+    begin_settings(settings);
+    json_set_raw(&settings->out, key, json_raw(value));
+}
+
+void read_settings_effort(struct read_settings *settings, struct json effort)
+{
+    if (json_is(effort, "low") || json_is(effort, "medium") || json_is(effort, "high"))
+        read_settings_put(settings, "reasoning_effort", effort);
+}
+
+void read_settings_format(struct read_settings *settings, struct json name, struct json schema,
+                          struct json strict)
+{
+    bool has_schema = json_type(schema) == JSON_OBJECT;
+    struct json_writer *out = &settings->out;
+    begin_settings(settings);
+    json_key(out, "response_format");
+    json_begin_object(out);
+    json_set_text(out, "type", has_schema ? "json_schema" : "json_object");
+    if (has_schema) {
+        json_key(out, "json_schema");
+        json_begin_object(out);
+        json_set_raw(out, "name",
+                     json_type(name) == JSON_STRING ? json_raw(name) : STR("\"answer\""));
+        json_set_raw(out, "schema", json_raw(schema));
+        if (read_is_there(strict))
+            json_set_raw(out, "strict", json_raw(strict));
+        json_end_object(out);
+    }
+    json_end_object(out);
+}
+
+int read_settings_end(struct read_context *context, struct read_settings *settings, struct str *out)
+{
+    if (settings->text.size) {
+        json_end_object(&settings->out);
+        *out = arena_str(context->arena, buf_str(&settings->text));
+    }
+    bool lost = settings->text.size && !out->data;
+    buf_deinit(&settings->text);
+    return lost ? read_out_of_room(context) : 0;
 }
 
 int read_texts(struct read_context *context, struct json body, const char *key,

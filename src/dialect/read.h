@@ -14,6 +14,11 @@
 struct dialect_skim;
 struct err;
 
+/* Custom tools take free text: in the canonical form that is one member `input`. */
+#define CUSTOM_SCHEMA                                                                              \
+    "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":["         \
+    "\"input\"]}"
+
 struct read_context {
     struct arena *arena;
     struct err *err;
@@ -41,6 +46,22 @@ int read_tokens_max(struct read_context *context, struct json body, const char *
 /* The limit to impose where the agent asks for `asked`; 0: what it asks for is small enough. */
 int64_t read_cap(int64_t max, struct json asked);
 int read_flag(struct read_context *context, struct json body, const char *key, bool *out);
+/* A custom tool's text as arguments; STR_NONE: no room. */
+struct str read_custom_input(struct read_context *context, struct str text);
+/* Further settings in the words of chat completions: begin, put, end. What is not there is not put.
+ */
+struct read_settings {
+    struct buf text;
+    struct json_writer out;
+};
+void read_settings_put(struct read_settings *settings, const char *key, struct json value);
+/* low, medium and high mean the same everywhere; other words do not. */
+void read_settings_effort(struct read_settings *settings, struct json effort);
+/* An answer that is JSON, of that schema where there is one; `strict` may be absent. */
+void read_settings_format(struct read_settings *settings, struct json name, struct json schema,
+                          struct json strict);
+int read_settings_end(struct read_context *context, struct read_settings *settings,
+                      struct str *out);
 /* A string or an array of strings. */
 int read_texts(struct read_context *context, struct json body, const char *key,
                const struct str **out, size_t *count);

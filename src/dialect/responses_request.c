@@ -15,10 +15,6 @@
 #include "dialect/read.h"
 #include "dialect/responses.h"
 
-#define CUSTOM_SCHEMA                                                                              \
-    "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":["         \
-    "\"input\"]}"
-
 /* ---------------------------------------------------------------- items */
 
 static int read_part(struct read_context *context, struct json part, struct trace_part *out)
@@ -109,13 +105,8 @@ static int add_call(struct read_context *context, struct json item, bool custom,
     if (space.size)
         call->name = str_of(
             arena_format(context->arena, "%.*s__%.*s", STR_ARGS(space), STR_ARGS(call->name)));
-    if (custom) {
-        OWN(buf) struct buf text = {0};
-        buf_format(&text, "{\"input\":");
-        json_quote(&text, call->arguments);
-        buf_byte(&text, '}');
-        call->arguments = arena_str(context->arena, buf_str(&text));
-    }
+    if (custom)
+        call->arguments = read_custom_input(context, call->arguments);
     out->calls = calls;
     out->call_count++;
     return 0;
@@ -231,6 +222,10 @@ static int read_items(struct read_context *context, struct json input, struct tr
         if (json_type(item.value) != JSON_OBJECT)
             return err_set(context->err, ERR_INPUT, "%s must be an object", where);
         struct str type = json_str(json_get(item.value, "type"), context->arena);
+        if (str_is(type, "item_reference"))
+            return err_set(context->err, ERR_INPUT,
+                           "%s is a reference to an item that is not kept here: send the item",
+                           where);
         bool assistants = is_assistants(item.value, type);
         if (!assistants || !in_run)
             (*count)++;
@@ -346,6 +341,19 @@ static int read_choice(struct read_context *context, struct json body, struct tr
     return 0;
 }
 
+static int read_settings(struct read_context *context, struct json body, struct trace_request *out)
+{
+    struct read_settings settings = {0};
+    struct json format = json_get(json_get(body, "text"), "format");
+    read_settings_put(&settings, "parallel_tool_calls", json_get(body, "parallel_tool_calls"));
+    read_settings_effort(&settings, json_get(json_get(body, "reasoning"), "effort"));
+    if (json_is(json_get(format, "type"), "json_schema") ||
+        json_is(json_get(format, "type"), "json_object"))
+        read_settings_format(&settings, json_get(format, "name"), json_get(format, "schema"),
+                             json_get(format, "strict"));
+    return read_settings_end(context, &settings, &out->settings);
+}
+
 int responses_read_request(struct json body, struct dialect_skim *skim, struct arena *arena,
                            struct trace_request *out, struct err *err)
 {
@@ -361,10 +369,16 @@ int responses_read_request(struct json body, struct dialect_skim *skim, struct a
         return err_set(
             err, ERR_INPUT,
             "previous_response_id is not kept here: send the whole conversation as input");
+    static const char *const kept[] = {"conversation", "prompt"};
+    for (size_t i = 0; i < COUNT(kept); i++)
+        if (read_is_there(json_get(body, kept[i])))
+            return err_set(err, ERR_INPUT,
+                           "%s names something that is not kept here: send all of it as input",
+                           kept[i]);
     if (json_true(json_get(body, "background")))
         return err_set(err, ERR_INPUT, "background responses are not available here");
     if (read_input(&context, body, out) < 0 || read_tools(&context, body, out) < 0 ||
-        read_choice(&context, body, out) < 0 ||
+        read_choice(&context, body, out) < 0 || read_settings(&context, body, out) < 0 ||
         read_number(&context, body, "temperature", &sampling->has_temperature,
                     &sampling->temperature) < 0 ||
         read_number(&context, body, "top_p", &sampling->has_top_p, &sampling->top_p) < 0 ||

@@ -43,26 +43,6 @@ struct item {
     const struct trace_tool *tool; /* NULL: not declared by the agent */
 };
 
-static const struct trace_tool *find_tool(const struct trace_request *request, struct str name)
-{
-    for (size_t i = 0; i < request->tool_count; i++)
-        if (str_equal(request->tools[i].name, name))
-            return &request->tools[i];
-    return NULL;
-}
-
-/* The free text of a custom tool's call: {"input": "..."} or whatever the model wrote. */
-static void put_custom_input(struct str arguments, struct json_writer *out)
-{
-    OWN(arena) struct arena arena = {0};
-    struct json_doc doc = {0};
-    struct str input = STR_NONE;
-    if (json_read(&doc, arguments, NULL, NULL) == 0)
-        input = json_str(json_get(json_root(&doc), "input"), &arena);
-    json_set_str(out, "input", input.data ? input : arguments);
-    json_doc_deinit(&doc);
-}
-
 static void put_call(const struct item *item, struct json_writer *out)
 {
     bool custom = item->tool && item->tool->custom;
@@ -75,7 +55,7 @@ static void put_call(const struct item *item, struct json_writer *out)
     }
     json_set_str(out, "name", name);
     if (custom)
-        put_custom_input(item->text, out);
+        writer_put_input(item->text, out);
     else
         json_set_str(out, "arguments", item->text);
 }
@@ -255,7 +235,7 @@ static struct item item_of(const struct dialect_writer *writer, const char *stat
                          .text = buf_str(&writer->piece),
                          .call_id = buf_str(&writer->call_id),
                          .name = buf_str(&writer->call_name),
-                         .tool = find_tool(writer->request, buf_str(&writer->call_name))};
+                         .tool = writer_tool(writer->request, buf_str(&writer->call_name))};
 }
 
 static void item_event(struct dialect_writer *writer, const char *type, const struct item *item,
@@ -329,7 +309,7 @@ static void end_item(struct dialect_writer *writer, struct buf *out)
     struct words words = words_of(&item);
     struct json_writer json = begin_inner(writer, words.done, &item, out);
     if (item.kind == ITEM_CALL && item.tool && item.tool->custom)
-        put_custom_input(item.text, &json);
+        writer_put_input(item.text, &json);
     else
         json_set_str(&json, words.done_key, item.text);
     end_event(&json);
@@ -437,7 +417,7 @@ void responses_write_answer(const struct trace_request *request, const struct tr
                                 .text = call->arguments,
                                 .call_id = call->id,
                                 .name = call->name,
-                                .tool = find_tool(request, call->name)},
+                                .tool = writer_tool(request, call->name)},
                  base, &number);
     }
     const char *incomplete = incomplete_reason(answer->finish);

@@ -90,7 +90,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
         return;
     }
     struct dialect_route route =
-        vf ? (struct dialect_route){DIALECT_ROUTE_CALL, dialect, STR_NONE, false}
+        vf ? (struct dialect_route){.kind = DIALECT_ROUTE_CALL, .dialect = dialect}
            : dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
     call->dialect = dialect;
     call->arena.bytes_max = call->request_arena.bytes_max = ARENA_BYTES_MAX;

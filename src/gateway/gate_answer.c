@@ -67,9 +67,14 @@ static int check_text(struct json object, const char *name, struct err *err)
 
 static int check_call(struct parts *parts, struct json call, size_t at, struct err *err)
 {
-    struct json function = json_get(call, "function");
+    struct json function = json_get(call, "function"), custom = json_get(call, "custom");
     if (json_type(call) != JSON_OBJECT)
         return err_set(err, ERR_INPUT, "'tool_calls[%zu]' is not an object", at);
+    if (json_type(custom) == JSON_OBJECT) { /* of a tool that takes free text */
+        if (parts->whole && json_type(json_get(custom, "name")) != JSON_STRING)
+            return err_set(err, ERR_INPUT, "'tool_calls[%zu].custom.name' is not a string", at);
+        return check_text(custom, "name", err) < 0 ? -1 : check_text(custom, "input", err);
+    }
     if (json_type(function) != JSON_OBJECT) {
         parts->plain = false; /* {"name", "arguments"} without a wrapping */
         function = call;
@@ -261,6 +266,11 @@ static void write_call(const struct parts *parts, struct json call, size_t at,
         json_set_int(out, "index", (long long)at);
     if (json_type(id) == JSON_STRING)
         json_set_raw(out, "id", json_raw(id));
+    if (json_type(json_get(call, "custom")) == JSON_OBJECT) {
+        json_set_raw(out, "custom", json_raw(json_get(call, "custom")));
+        json_end_object(out);
+        return;
+    }
     json_set_text(out, "type", "function");
     json_key(out, "function");
     json_begin_object(out);
@@ -278,7 +288,8 @@ static void write_call(const struct parts *parts, struct json call, size_t at,
 
 static void write_message(const struct parts *parts, struct json_writer *out)
 {
-    static const char *const kept[] = {"reasoning_content", "reasoning", "refusal"};
+    static const char *const kept[] = {"reasoning_content", "reasoning", "reasoning_details",
+                                       "refusal"};
     json_begin_object(out);
     if (parts->whole)
         json_set_text(out, "role", "assistant");

@@ -19,8 +19,10 @@ int gateway_read_call(struct store *store, const char *call_id, struct buf *out,
         return -1;
     struct json root = json_root(&doc), body = json_get(root, "request");
     const char *name = arena_text(&arena, json_str(json_get(root, "dialect"), &arena));
-    struct dialect_route route = {DIALECT_ROUTE_CALL, dialect_find(name ? name : ""), STR(""),
-                                  false};
+    struct dialect_route route = {.kind = DIALECT_ROUTE_CALL,
+                                  .dialect = dialect_find(name ? name : ""),
+                                  .model = json_str(json_get(root, "model"), &arena),
+                                  .stream = json_true(json_get(root, "stream"))};
     struct json_writer writer = {.out = &canonical};
     /* A request nobody understood is null, as in calls.jsonl. */
     if (route.dialect && json_type(body) == JSON_OBJECT &&

@@ -111,6 +111,9 @@ struct trace_request {
     const struct trace_tool *tools;
     size_t tool_count;
     struct str tool_choice; /* raw JSON; STR_NONE: not said */
+    /* Further settings as chat completions name them, where the agent's dialect has other names: a
+     * raw JSON object; STR_NONE: none. */
+    struct str settings;
     struct trace_sampling sampling;
     bool stream;
     bool stream_usage;    /* the client wants usage at the end of the stream */

@@ -1,5 +1,7 @@
 /* Walks tests/golden: each folder holds an agent's request.json, an upstream's stream.sse and the
- * trace.json that both must give. The stream is fed whole and byte by byte; the answer is written
+ * trace.json that both must give. `route`, where there is one, is the path of the request; else it
+ * is that of chat completions. Requests of other dialects are also written as chat completions. The
+ * stream is fed whole and byte by byte; the answer is written
  * out again in every form and must read back as itself. GOLDEN_WRITE=1 writes trace.json instead of
  * comparing: look at what it wrote. */
 #include <dirent.h>
@@ -15,11 +17,11 @@
 
 #define GOLDEN POSTERN_SOURCE_DIR "/tests/golden"
 
-static int read_stream(struct str bytes, size_t piece, struct arena *arena,
-                       struct trace_answer *out, struct err *err)
+static int read_stream(const struct dialect *dialect, struct str bytes, size_t piece,
+                       struct arena *arena, struct trace_answer *out, struct err *err)
 {
     struct dialect_reader_options options = {.stream = true};
-    OWN(dialect_reader) struct dialect_reader *reader = dialect_reader_new(&dialect_chat, &options);
+    OWN(dialect_reader) struct dialect_reader *reader = dialect_reader_new(dialect, &options);
     while (bytes.size) {
         struct str front = str_upto(bytes, piece);
         if (dialect_reader_feed(reader, front, err) < 0)
@@ -60,6 +62,7 @@ static void check_round_trip(const char *name, const struct trace_request *reque
     asked.stream_usage = true;
     struct trace_answer plain = *answer;
     plain.prompt_ids = NULL;
+    plain.message.opaque = STR_NONE;
     plain.tokens = (struct trace_tokens){0};
     if (plain.finish == TRACE_FINISH_OTHER)
         plain.finish = TRACE_FINISH_STOP;
@@ -79,7 +82,7 @@ static void check_round_trip(const char *name, const struct trace_request *reque
         dialect_writer_init(&writer, &dialect_chat, &asked, plain.id, plain.model, 5);
         dialect_writer_answer(&writer, &plain, piece, &out);
         dialect_writer_finish(&writer, plain.finish, &plain.usage, &out);
-        if (read_stream(buf_str(&out), 7, &arena, &again, &err) < 0)
+        if (read_stream(&dialect_chat, buf_str(&out), 7, &arena, &again, &err) < 0)
             test_fail(__FILE__, __LINE__, "%s: our stream: %s", name, err.text);
         OWN(mem) char *got = answer_text(&again);
         if (strcmp(got, wanted) != 0)
@@ -97,8 +100,8 @@ static void check_round_trip(const char *name, const struct trace_request *reque
         test_fail(__FILE__, __LINE__, "%s: our body gives\n%s, not\n%s", name, got, wanted);
 }
 
-static void check_answer(const char *name, const char *folder, const struct trace_request *request,
-                         struct json_writer *out)
+static void check_answer(const char *name, const char *folder, const struct dialect *dialect,
+                         const struct trace_request *request, struct json_writer *out)
 {
     OWN(mem) char *path = mem_format("%s/stream.sse", folder);
     OWN(buf) struct buf stream = {0};
@@ -109,8 +112,8 @@ static void check_answer(const char *name, const char *folder, const struct trac
         test_fail(__FILE__, __LINE__, "%s", err.text);
         return;
     }
-    (void)read_stream(buf_str(&stream), stream.size, &arena, &answer, &err);
-    (void)read_stream(buf_str(&stream), 1, &arena, &slowly, &err_slowly);
+    (void)read_stream(dialect, buf_str(&stream), stream.size, &arena, &answer, &err);
+    (void)read_stream(dialect, buf_str(&stream), 1, &arena, &slowly, &err_slowly);
     OWN(mem) char *fast_text = answer_text(&answer);
     OWN(mem) char *slow_text = answer_text(&slowly);
     if (strcmp(fast_text, slow_text) != 0 || strcmp(err.text, err_slowly.text) != 0)
@@ -126,7 +129,8 @@ static void check_folder(const char *name)
     OWN(mem) char *folder = mem_format("%s/%s", GOLDEN, name);
     OWN(mem) char *request_path = mem_format("%s/request.json", folder);
     OWN(mem) char *trace_path = mem_format("%s/trace.json", folder);
-    OWN(buf) struct buf body = {0}, wanted = {0}, got = {0};
+    OWN(mem) char *route_path = mem_format("%s/route", folder);
+    OWN(buf) struct buf body = {0}, wanted = {0}, got = {0}, path = {0}, chat = {0};
     OWN(json_doc) struct json_doc doc = {0};
     OWN(arena) struct arena arena = {0};
     struct err err = {0};
@@ -135,16 +139,27 @@ static void check_folder(const char *name)
         test_fail(__FILE__, __LINE__, "%s: %s", name, err.text);
         return;
     }
+    if (file_read(route_path, 256, &path, NULL) < 0)
+        buf_str_append(&path, STR("/v1/chat/completions"));
+    struct dialect_route route = dialect_find_route(STR("POST"), str_trim(buf_str(&path)));
+    if (route.kind != DIALECT_ROUTE_CALL) {
+        test_fail(__FILE__, __LINE__, "%s: '%s' is no route", name, buf_text(&path));
+        return;
+    }
     struct json_writer out = {.out = &got, .indent = 2};
     struct trace_request request;
     json_begin_object(&out);
-    if (dialect_read_request(&(struct dialect_route){.dialect = &dialect_chat}, json_root(&doc),
-                             &arena, &request, &err) < 0) {
+    if (dialect_read_request(&route, json_root(&doc), &arena, &request, &err) < 0) {
         json_set_text(&out, "refused", err.text);
     } else {
         json_key(&out, "request");
         trace_request_write(&request, &out);
-        check_answer(name, folder, &request, &out);
+        if (route.dialect != &dialect_chat) {
+            struct dialect_override nothing = {0};
+            (void)dialect_write_request(&dialect_chat, &request, &nothing, &chat);
+            json_set_raw(&out, "as_chat", buf_str(&chat));
+        }
+        check_answer(name, folder, route.dialect, &request, &out);
     }
     json_end_object(&out);
     buf_byte(&got, '\n');
@@ -171,5 +186,5 @@ TEST(every_golden_folder_means_what_it_says)
         count++;
     }
     closedir(folder);
-    EXPECT(count >= 15);
+    EXPECT(count >= 35);
 }
