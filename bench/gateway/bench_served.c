@@ -31,6 +31,7 @@ struct lane {
     struct loop *loop;
     struct gateway *gateway;
     struct gateway_session **sessions;
+    uint64_t turns; /* what the rollouts hear of */
 };
 
 static struct {
@@ -85,6 +86,7 @@ static struct gateway_session *open_session(struct lane *lane, size_t index)
         .model = model,
         .calls_path = calls,
         .on_call = on_call,
+        .context = lane,
         .limits = {.calls_max = UINT32_MAX, .in_flight_max = 4096, .connections_max = 20000},
     };
     struct gateway_session *opened = gateway_open(lane->gateway, &session, &err);

@@ -12,11 +12,9 @@ void buf_deinit(struct buf *buf)
     *buf = (struct buf){0};
 }
 
-char *buf_reserve(struct buf *buf, size_t more)
+char *buf_grow(struct buf *buf, size_t more)
 {
     size_t front = (size_t)(buf->data - buf->start);
-    if (buf->capacity - front - buf->size >= more && buf->start)
-        return buf->data + buf->size;
     if (buf->start && buf->capacity - buf->size >= more && front >= buf->size) {
         memmove(buf->start, buf->data, buf->size);
         buf->data = buf->start;
@@ -33,20 +31,6 @@ char *buf_reserve(struct buf *buf, size_t more)
     buf->start = buf->data = start;
     buf->capacity = capacity;
     return buf->data + buf->size;
-}
-
-void buf_append(struct buf *buf, const void *data, size_t size)
-{
-    if (!size)
-        return;
-    memcpy(buf_reserve(buf, size), data, size);
-    buf->size += size;
-}
-
-void buf_byte(struct buf *buf, char byte)
-{
-    *buf_reserve(buf, 1) = byte;
-    buf->size++;
 }
 
 void buf_vformat(struct buf *buf, const char *format, va_list args)

@@ -22,14 +22,30 @@ static inline void own_buf(struct buf *buf)
     buf_deinit(buf);
 }
 
+char *buf_grow(struct buf *buf, size_t more); /* for buf_reserve() */
 /* Room for `more` bytes at the end; returns where they go. Then buf_added(). */
-char *buf_reserve(struct buf *buf, size_t more);
+static inline char *buf_reserve(struct buf *buf, size_t more)
+{
+    size_t used = (size_t)(buf->data - buf->start) + buf->size;
+    return buf->start && buf->capacity - used >= more ? buf->data + buf->size : buf_grow(buf, more);
+}
 static inline void buf_added(struct buf *buf, size_t count)
 {
     buf->size += count;
 }
-void buf_append(struct buf *buf, const void *data, size_t size);
-void buf_byte(struct buf *buf, char byte);
+static inline void buf_append(struct buf *buf, const void *data, size_t size)
+{
+    if (!size)
+        return;
+    memcpy(buf_reserve(buf, size), data, size);
+    buf->size += size;
+}
+static inline void buf_byte(struct buf *buf, char byte)
+{
+    *buf_reserve(buf, 1) = byte;
+    buf->size++;
+}
+
 void buf_format(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void buf_vformat(struct buf *buf, const char *format, va_list args);
 void buf_consume(struct buf *buf, size_t count); /* from the front */

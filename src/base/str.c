@@ -184,3 +184,9 @@ bool str_is_utf8(struct str s)
     }
     return true;
 }
+
+void str_hex(char out[16], unsigned long long number)
+{
+    for (int i = 16; i--; number >>= 4)
+        out[i] = "0123456789abcdef"[number & 15];
+}

@@ -79,5 +79,7 @@ bool str_to_duration_ms(struct str s, long long *out);
 /* "512", "64k", "2M", "1G" (powers of 1024; optional trailing B or iB). */
 bool str_to_size(struct str s, unsigned long long *out);
 bool str_is_utf8(struct str s);
+/* Sixteen hexadecimal digits, not terminated. */
+void str_hex(char out[16], unsigned long long number);
 
 #endif

@@ -41,8 +41,8 @@ static void write_intent(struct call *call)
         on_intent(call, &err);
         return;
     }
-    char hash[17];
-    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)call->body->digest[1]);
+    char hash[16];
+    str_hex(hash, call->body->digest[1]);
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
     json_begin_object(&out);
@@ -50,7 +50,7 @@ static void write_intent(struct call *call)
     json_set_text(&out, "mode", call->record.mode);
     restore_note(call, &out);
     json_set_int(&out, "request_bytes", (long long)call->body->bytes.size);
-    json_set_text(&out, "request_hash", hash);
+    json_set_str(&out, "request_hash", str_make(hash, sizeof hash));
     json_end_object(&out);
     struct store_record intent = {
         .type = STORE_INTENT,

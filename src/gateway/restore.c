@@ -56,10 +56,10 @@ static struct str key_bytes(const struct retry_key *key)
 void restore_note(const struct call *call, struct json_writer *out)
 {
     const struct retries *retries = &call->session->retries;
-    char key[33];
-    snprintf(key, sizeof key, "%016llx%016llx", (unsigned long long)call->key.high,
-             (unsigned long long)call->key.low);
-    json_set_text(out, "request_key", key);
+    char key[32];
+    str_hex(key, call->key.high);
+    str_hex(key + 16, call->key.low);
+    json_set_str(out, "request_key", str_make(key, sizeof key));
     json_set_str(out, "model", call->request.model);
     json_set_bool(out, "stream", call->request.stream);
     if (!retries->taken_count)

@@ -48,7 +48,7 @@ static void end(struct json_writer *writer, char bracket)
 /* The first thing inside an indented container goes to a line of its own. */
 static void lead(struct json_writer *writer)
 {
-    if (!writer->comma && writer->level > 0 && writer->out->size) {
+    if (writer->indent && !writer->comma && writer->level > 0 && writer->out->size) {
         char last = writer->out->data[writer->out->size - 1];
         if (last == '{' || last == '[')
             new_line(writer);
@@ -132,8 +132,16 @@ static void put_run(struct buf *out, const char *at, const char *end_of_run, boo
 
 void json_quote(struct buf *out, struct str text)
 {
-    buf_byte(out, '"');
     const char *at = text.size ? text.data : "", *end_of_text = at + text.size;
+    bool plain_high = false;
+    if (json_plain_end(at, end_of_text, &plain_high) == end_of_text && !plain_high) {
+        char *put = buf_reserve(out, text.size + 2);
+        put[0] = put[text.size + 1] = '"';
+        memcpy(put + 1, at, text.size);
+        buf_added(out, text.size + 2);
+        return;
+    }
+    buf_byte(out, '"');
     while (at < end_of_text) {
         bool high = false;
         const char *stop = json_plain_end(at, end_of_text, &high);
@@ -186,7 +194,15 @@ void json_put_text(struct json_writer *writer, const char *value)
 void json_put_int(struct json_writer *writer, long long value)
 {
     char text[24];
-    json_put_raw(writer, str_make(text, (size_t)snprintf(text, sizeof text, "%lld", value)));
+    size_t at = sizeof text;
+    unsigned long long left = value < 0 ? 0 - (unsigned long long)value : (unsigned long long)value;
+    do {
+        text[--at] = (char)('0' + left % 10);
+        left /= 10;
+    } while (left);
+    if (value < 0)
+        text[--at] = '-';
+    json_put_raw(writer, str_make(text + at, sizeof text - at));
 }
 
 void json_put_double(struct json_writer *writer, double value)

@@ -2,9 +2,11 @@
 #include <unistd.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/id.h"
@@ -34,6 +36,22 @@ TEST(a_buffer_keeps_its_bytes_while_it_grows_and_is_consumed)
     }
     EXPECT_INT(buf.size, (10000 - 3333) * 5);
     EXPECT_STR(str_upto(buf_str(&buf), 5), STR("03333"));
+}
+
+TEST(a_time_is_written_as_the_calendar_says)
+{
+    for (uint64_t seconds = 0; seconds < 253402300799u; seconds += 86399 * 5 + 1) {
+        char text[32], right[32];
+        time_t when = (time_t)seconds;
+        struct tm parts;
+        gmtime_r(&when, &parts);
+        strftime(right, sizeof right, "%Y-%m-%dT%H:%M:%S.007Z", &parts);
+        clock_format(seconds * 1000 + 7, text, sizeof text);
+        EXPECT_TEXT(text, right);
+    }
+    char cut[11];
+    clock_format(951782400000u, cut, sizeof cut);
+    EXPECT_TEXT(cut, "2000-02-29");
 }
 
 TEST(a_map_finds_what_was_put_and_forgets_what_was_removed)

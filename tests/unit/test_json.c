@@ -287,6 +287,18 @@ TEST(splicing_removes_members_with_their_commas)
     EXPECT_STR(spliced("{\"a\":1}", swap, 2, &out), STR("{\"n\":0}"));
 }
 
+TEST(integers_are_written_to_their_last_digit)
+{
+    static const long long numbers[] = {0, 9, 10, -1, -10, INT64_MAX, INT64_MIN};
+    OWN(buf) struct buf out = {0};
+    struct json_writer writer = {.out = &out};
+    json_begin_array(&writer);
+    for (size_t i = 0; i < COUNT(numbers); i++)
+        json_put_int(&writer, numbers[i]);
+    json_end_array(&writer);
+    EXPECT_STR(buf_str(&out), STR("[0,9,10,-1,-10,9223372036854775807,-9223372036854775808]"));
+}
+
 TEST(the_writer_sets_commas_and_escapes)
 {
     OWN(buf) struct buf out = {0};
