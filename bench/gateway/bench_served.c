@@ -58,17 +58,10 @@ static void die(const struct err *err)
     exit(1);
 }
 
-/* Of the rollout that a session belongs to: how many calls there were, how many of them a side's.
- */
-static struct {
-    uint64_t begun, sides;
-} heard;
-
 static void on_call(void *context, const struct trace_call *call, enum gateway_phase phase)
 {
-    (void)context;
-    heard.begun += phase == GATEWAY_CALL_BEGUN;
-    heard.sides += phase == GATEWAY_CALL_DONE && call->side;
+    struct lane *lane = context;
+    lane->turns += phase == GATEWAY_CALL_DONE && !call->side;
 }
 
 static struct gateway_session *open_session(struct lane *lane, size_t index)
