@@ -6,10 +6,13 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "store/store.h"
+#include "base/mem.h"
+#include "store/inner.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+
+#define OUT_BYTES_MAX ((uint64_t)16 << 20)
 
 struct walked {
     struct str bytes;
@@ -22,6 +25,22 @@ static void touch(struct str part, const struct walked *walked)
         return;
     CHECK(part.data >= walked->bytes.data);
     CHECK(part.data + part.size <= walked->bytes.data + walked->bytes.size);
+}
+
+/* Pieces of whatever is the parent: in bounds, or refused. */
+static void apply(const struct store_view *view, const struct walked *walked)
+{
+    OWN(buf) struct buf out = {0};
+    uint64_t total = view->request.size;
+    for (size_t at = 0; at < view->request_pieces.size; at += sizeof(struct delta_piece)) {
+        struct delta_piece piece;
+        memcpy(&piece, view->request_pieces.data + at, sizeof piece);
+        total += piece.size;
+    }
+    if (total > OUT_BYTES_MAX)
+        return; /* allowed, and only slow */
+    if (delta_apply(walked->bytes, view->request_pieces, view->request, &out))
+        CHECK(out.size == total);
 }
 
 static bool on_record(void *context, const struct store_view *view)
@@ -40,7 +59,10 @@ static bool on_record(void *context, const struct store_view *view)
     touch(view->logprobs, walked);
     touch(view->request, walked);
     touch(view->request_parent, walked);
+    touch(view->request_pieces, walked);
     touch(view->prompt_parent, walked);
+    if (view->request_pieces.size)
+        apply(view, walked);
     return true;
 }
 

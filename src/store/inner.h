@@ -1,6 +1,6 @@
-/* inner.h - what the files of the store room share. record.c knows bytes, journal.c knows segments,
- * index.c knows SQLite, writer.c has the queue and the threads, store.c opens and recovers, read.c
- * puts entries together again. */
+/* inner.h - what the files of the store room share. record.c knows bytes, delta.c what two requests
+ * have in common, journal.c knows segments, index.c knows SQLite, writer.c has the queue and the
+ * threads, store.c opens and recovers, read.c puts entries together again. */
 #ifndef STORE_INNER_H
 #define STORE_INNER_H
 
@@ -53,6 +53,25 @@ bool record_read(struct str segment, size_t offset, struct store_view *view);
 bool record_read_own(struct str segment, size_t offset, struct store_view *view);
 /* Where the next whole record after a bad place begins, before `end`; `end` when there is none. */
 size_t record_resync(struct str segment, size_t offset, size_t end, uint64_t sequence);
+
+/* --- delta.c --- */
+/* A piece of a request: bytes copied from the parent's, then new ones. So it is in the journal. */
+struct delta_piece {
+    uint32_t from, size; /* in the parent's */
+    uint32_t fresh;      /* bytes that follow */
+};
+struct delta {
+    size_t front, back; /* bytes that are the parent's at both ends */
+    size_t fresh;       /* bytes that are new: of all pieces, or everything in between */
+    struct buf pieces;  /* struct delta_piece, ends included; empty: it is all in between */
+};
+size_t delta_front(struct str a, struct str b); /* bytes they share at the front */
+/* The first `front` bytes are known to be shared, and no more. The pieces are the caller's. */
+void delta_find(struct str parent, struct str body, size_t front, struct delta *delta);
+/* They use exactly so many new bytes. `pieces` is a whole number of them. */
+bool delta_valid(struct str pieces, size_t fresh);
+/* Appends the body; false: it is not one of this parent's. */
+bool delta_apply(struct str parent, struct str pieces, struct str fresh, struct buf *out);
 
 /* --- journal.c --- */
 struct journal {

@@ -28,6 +28,10 @@ static int read_request(struct store *store, const struct store_view *view, uint
     if (store_entry(store, view->request_parent, &bytes, &parent_view, err) < 0 ||
         read_request(store, &parent_view, depth - 1, &parent, err) < 0)
         return -1;
+    if (view->request_pieces.size)
+        return delta_apply(buf_str(&parent), view->request_pieces, view->request, out)
+                   ? 0
+                   : too_deep(view, err);
     if ((uint64_t)view->request_prefix + view->request_suffix > parent.size)
         return too_deep(view, err);
     buf_str_append(out, str_upto(buf_str(&parent), view->request_prefix));

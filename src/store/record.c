@@ -92,62 +92,64 @@ static void text_section(struct buf *out, enum store_tag tag, const char *text)
 
 /* --- differences --- */
 
-static size_t shared_front(struct str a, struct str b)
-{
-    size_t max = a.size < b.size ? a.size : b.size, at = 0;
-    while (max - at >= 8 && memcmp(a.data + at, b.data + at, 8) == 0)
-        at += 8;
-    while (at < max && a.data[at] == b.data[at])
-        at++;
-    return at;
-}
-
-static size_t shared_back(struct str a, struct str b)
-{
-    size_t max = a.size < b.size ? a.size : b.size, at = 0;
-    while (max - at >= 8 && memcmp(a.data + a.size - at - 8, b.data + b.size - at - 8, 8) == 0)
-        at += 8;
-    while (at < max && a.data[a.size - at - 1] == b.data[b.size - at - 1])
-        at++;
-    return at;
-}
-
 static bool usable(const struct store_base *base)
 {
     return base->call_id && base->bytes.size <= UINT32_MAX && base->depth < STORE_DEPTH_MAX;
 }
 
-/* A section's head and its first numbers, then the parent's id; the content follows. */
+/* A section's head and its first numbers, then the parent's id; `content_size` bytes follow. */
 static void delta_section(struct buf *out, enum store_tag tag, const uint32_t *numbers,
-                          size_t number_count, const char *parent, struct str content)
+                          size_t number_count, const char *parent, size_t content_size)
 {
     uint16_t tag16 = (uint16_t)tag, zero = 0;
     uint32_t id_size = (uint32_t)strlen(parent);
-    uint32_t size = (uint32_t)(number_count * 4 + 4 + id_size + content.size);
+    uint32_t size = (uint32_t)(number_count * 4 + 4 + id_size + content_size);
     buf_append(out, &tag16, 2);
     buf_append(out, &zero, 2);
     buf_append(out, &size, 4);
     buf_append(out, numbers, number_count * 4);
     buf_append(out, &id_size, 4);
     buf_append(out, parent, id_size);
-    buf_str_append(out, content);
+}
+
+static void pieces_section(struct buf *out, const struct delta *delta, const char *parent,
+                           struct str body)
+{
+    uint32_t count = (uint32_t)(delta->pieces.size / sizeof(struct delta_piece));
+    const struct delta_piece *pieces = (const void *)delta->pieces.data;
+    delta_section(out, STORE_TAG_REQUEST_PIECES, &count, 1, parent,
+                  delta->pieces.size + delta->fresh);
+    buf_str_append(out, buf_str(&delta->pieces));
+    for (uint32_t i = 0; i < count; i++) {
+        body = str_from(body, pieces[i].size);
+        buf_str_append(out, str_upto(body, pieces[i].fresh));
+        body = str_from(body, pieces[i].fresh);
+    }
 }
 
 static uint32_t write_request(struct buf *out, const struct store_record *record)
 {
     struct str all = record->request;
     const struct store_base *base = &record->request_base;
-    size_t known = base->front <= all.size && base->front <= base->bytes.size ? base->front : 0;
-    size_t front = !usable(base) ? 0 : known ? known : shared_front(base->bytes, all);
-    size_t back =
-        usable(base) ? shared_back(str_from(base->bytes, front), str_from(all, front)) : 0;
-    if (front + back < SHARED_BYTES_MIN) {
+    if (!usable(base)) {
         section(out, STORE_TAG_REQUEST, all.data, all.size);
         return 0;
     }
-    uint32_t numbers[] = {(uint32_t)front, (uint32_t)back};
-    struct str middle = str_make(all.data + front, all.size - front - back);
-    delta_section(out, STORE_TAG_REQUEST_DELTA, numbers, 2, base->call_id, middle);
+    size_t known = base->front <= all.size && base->front <= base->bytes.size ? base->front : 0;
+    struct delta delta;
+    delta_find(base->bytes, all, known ? known : delta_front(base->bytes, all), &delta);
+    if (delta.pieces.size) {
+        pieces_section(out, &delta, base->call_id, all);
+        buf_deinit(&delta.pieces);
+        return base->depth + 1;
+    }
+    if (delta.front + delta.back < SHARED_BYTES_MIN) {
+        section(out, STORE_TAG_REQUEST, all.data, all.size);
+        return 0;
+    }
+    uint32_t numbers[] = {(uint32_t)delta.front, (uint32_t)delta.back};
+    delta_section(out, STORE_TAG_REQUEST_DELTA, numbers, 2, base->call_id, delta.fresh);
+    buf_append(out, all.data + delta.front, delta.fresh);
     return base->depth + 1;
 }
 
@@ -155,13 +157,14 @@ static uint32_t write_prompt(struct buf *out, const struct store_record *record)
 {
     struct str all = str_make(record->prompt_ids, record->prompt_id_count * 4);
     const struct store_base *base = &record->prompt_base;
-    uint32_t shared = usable(base) ? (uint32_t)(shared_front(base->bytes, all) / 4) : 0;
+    uint32_t shared = usable(base) ? (uint32_t)(delta_front(base->bytes, all) / 4) : 0;
+    struct str rest = str_from(all, (size_t)shared * 4);
     if ((size_t)shared * 4 < SHARED_BYTES_MIN) {
         section(out, STORE_TAG_PROMPT_IDS, all.data, all.size);
         return 0;
     }
-    delta_section(out, STORE_TAG_PROMPT_DELTA, &shared, 1, base->call_id,
-                  str_from(all, (size_t)shared * 4));
+    delta_section(out, STORE_TAG_PROMPT_DELTA, &shared, 1, base->call_id, rest.size);
+    buf_str_append(out, rest);
     return base->depth + 1;
 }
 
@@ -237,6 +240,19 @@ static bool read_delta(struct str bytes, size_t at, struct str *parent, struct s
     return size > 0;
 }
 
+static bool read_pieces(struct store_view *view, struct str bytes)
+{
+    struct str content;
+    if (!read_delta(bytes, 4, &view->request_parent, &content))
+        return false;
+    uint64_t size = (uint64_t)get32(bytes.data) * sizeof(struct delta_piece);
+    if (size == 0 || size > content.size)
+        return false;
+    view->request_pieces = str_upto(content, size);
+    view->request = str_from(content, size);
+    return delta_valid(view->request_pieces, view->request.size);
+}
+
 static bool read_section(struct store_view *view, uint16_t tag, struct str bytes)
 {
     switch (tag) {
@@ -288,6 +304,8 @@ static bool read_section(struct store_view *view, uint16_t tag, struct str bytes
             return false;
         view->prompt_shared = get32(bytes.data);
         return view->prompt_ids.size % 4 == 0;
+    case STORE_TAG_REQUEST_PIECES:
+        return read_pieces(view, bytes);
     }
     return true; /* from a later version */
 }

@@ -75,6 +75,8 @@ enum store_tag {
     STORE_TAG_REQUEST = 16,   /* the agent's body, byte for byte */
     STORE_TAG_REQUEST_DELTA = 17, /* prefix u32, suffix u32, parent's id (u32 size, text), middle */
     STORE_TAG_PROMPT_DELTA = 18,  /* shared u32, parent's id (u32 size, text), int32... */
+    STORE_TAG_REQUEST_PIECES = 19, /* count u32, parent's id (u32 size, text), (from u32, size u32,
+                                      new u32)..., new bytes */
 };
 
 /* An earlier entry that a later one may be written as a difference to. It must be committed. */
@@ -130,8 +132,9 @@ struct store_view {
     struct str prompt_ids, token_ids, logprobs; /* little-endian arrays, unaligned */
     uint32_t deliveries;
     /* What is written as a difference: the parent's first bytes (ids), what is here, and for
-     * requests the parent's last bytes. The parent is empty: all of it is here. */
-    struct str request, request_parent, prompt_parent;
+     * requests the parent's last bytes; or pieces of the parent's request, each followed by some of
+     * what is here (docs/store.md). The parent is empty: all of it is here. */
+    struct str request, request_parent, request_pieces, prompt_parent;
     uint32_t request_prefix, request_suffix, prompt_shared;
 };
 
