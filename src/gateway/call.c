@@ -79,6 +79,7 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     struct err err = {0}, api_err = {0};
     struct retry_key key;
     call->session = session;
+    call->gateway = gateway;
     call->body = body;
     call->vf = vf;
     call_canonical(call);

@@ -8,50 +8,66 @@
 #define DEPTH_MAX 64
 #define ERROR_BODY_MAX 65536
 #define PAUSED_MS 100
+#define GATHERED_KEPT (256u << 10)
 
-static void write_stream(struct call *call, struct str bytes)
+/* Whether these bytes, and so the answer, must be withheld. */
+static bool holds_secret(struct call *call, struct str bytes)
 {
-    buf_str_append(&call->sent, bytes);
-    call_send(call, bytes);
+    if (call->secret.size && str_find(bytes, call->secret) >= 0)
+        call->key_leaked = true;
+    return call->key_leaked;
 }
 
+static void note_first_byte(struct call *call)
+{
+    if (!call->relayed && !call->record.first_byte_ms)
+        call->record.first_byte_ms = clock_wall_ms();
+}
+
+/* What goes on of a piece that was read is gathered and sent at once: send_gathered(). */
 static void on_relay(void *context, struct str bytes, bool terminal)
 {
     struct call *call = context;
-    const char *key = call->session->model->key;
-    if (key && str_find(bytes, str_of(key)) >= 0)
-        call->key_leaked = true;
-    if (call->key_leaked)
-        return;
-    if (call->anew || call->request.stream != call->head.stream)
-        return; /* made anew from what was read */
-    if (!call->record.first_byte_ms)
-        call->record.first_byte_ms = clock_wall_ms();
-    if (terminal || !call->request.stream) {
+    if (!call->passes || terminal || !call->head.stream) {
+        if (holds_secret(call, bytes) || !call->passes)
+            return; /* made anew from what was read */
+        note_first_byte(call);
         buf_str_append(&call->held, bytes);
         return;
     }
+    struct buf *gathered = &call->gateway->gathered;
     bool comment = bytes.size && bytes.data[0] == ':';
-    if (comment && !call->begun)
+    note_first_byte(call);
+    if (comment && !call->begun && !gathered->size)
         return; /* nothing yet that would forbid another attempt */
     call->relayed |= !comment;
-    write_stream(call, bytes);
+    buf_str_append(gathered, bytes);
 }
 
 static void on_delta(void *context, const struct trace_delta *delta)
 {
     struct call *call = context;
-    const char *key = call->session->model->key;
-    if (key && str_find(delta->text, str_of(key)) >= 0)
-        call->key_leaked = true;
-    if (call->key_leaked)
+    struct buf *gathered = &call->gateway->gathered;
+    if (holds_secret(call, delta->text))
         return;
-    if (!call->record.first_byte_ms)
-        call->record.first_byte_ms = clock_wall_ms();
-    OWN(buf) struct buf bytes = {0};
-    dialect_writer_delta(&call->writer, delta, &bytes);
-    call->relayed |= bytes.size > 0;
-    write_stream(call, buf_str(&bytes));
+    note_first_byte(call);
+    dialect_writer_delta(&call->writer, delta, gathered);
+    call->relayed |= gathered->size > 0;
+}
+
+static void send_gathered(struct call *call)
+{
+    struct buf *gathered = &call->gateway->gathered;
+    if (!gathered->size)
+        return;
+    if (!holds_secret(call, buf_str(gathered))) {
+        buf_str_append(&call->sent, buf_str(gathered));
+        call_send(call, buf_str(gathered));
+    }
+    if (gathered->capacity > GATHERED_KEPT)
+        buf_deinit(gathered);
+    else
+        buf_clear(gathered);
 }
 
 static void on_head(void *context, const struct upstream_head *head)
@@ -62,6 +78,8 @@ static void on_head(void *context, const struct upstream_head *head)
     call->retry_after_ms = head->retry_after_ms;
     if (head->status / 100 != 2)
         return;
+    const char *key = call->session->model->key;
+    call->secret = key ? str_of(key) : STR_NONE;
     bool proxy = call->session->mode == GATEWAY_PROXY;
     bool live = call->anew && call->request.stream && head->stream;
     struct dialect_reader_options options = {
@@ -76,6 +94,7 @@ static void on_head(void *context, const struct upstream_head *head)
         .scratch = &call->session->gateway->scratch,
     };
     call->reader = dialect_reader_new(call->api, &options);
+    call->passes = !call->anew && call->request.stream == head->stream;
     if (live)
         call_begin_writing(call);
 }
@@ -93,14 +112,16 @@ static bool leaked(struct call *call)
 static void on_data(void *context, struct str data)
 {
     struct call *call = context;
-    struct err err = {0};
     if (!call->reader) {
         if (call->error_body.size < ERROR_BODY_MAX)
             buf_str_append(&call->error_body,
                            str_upto(data, ERROR_BODY_MAX - call->error_body.size));
         return;
     }
+    struct err err; /* set where it is needed: this is the way of every event */
+    err.kind = ERR_NONE;
     int result = dialect_reader_feed(call->reader, data, &err);
+    send_gathered(call);
     call->reader_over = result < 0;
     if (!leaked(call) && result < 0)
         call_attempt_failed(call, &err);
@@ -150,6 +171,7 @@ static void on_done(void *context, const struct err *err, bool script_error)
     }
     call->reader_over = true;
     int result = dialect_reader_end(call->reader, &call->arena, &call->answer, &trouble);
+    send_gathered(call);
     if (leaked(call))
         return;
     if (result < 0) {

@@ -93,6 +93,7 @@ static void make_record(struct call *call)
     struct trace_call *record = &call->record;
     record->done_ms = clock_wall_ms();
     record->request = &call->request;
+    record->answer_bytes = call->answer_bytes;
     if (call->trouble.kind == ERR_NONE) {
         record->state = TRACE_CALL_ANSWERED;
         record->answer = &call->answer;

@@ -63,9 +63,9 @@ void call_send(struct call *call, struct str bytes)
     if (!call->begun)
         exchange_begin(call->exchange, call->request.stream);
     call->begun = true;
-    call->written_ms = loop_now_ms(call->session->gateway->loop);
-    call->record.answer_bytes += bytes.size;
-    size_t queued = http_respond_write(call->exchange, bytes);
+    call->written_ms = loop_now_ms(call->gateway->loop);
+    call->answer_bytes += bytes.size;
+    size_t queued = http_respond_push(call->exchange, bytes);
     if (queued > QUEUE_HIGH && !call->paused && call->upstream) {
         call->paused = true;
         upstream_pause(call->upstream);

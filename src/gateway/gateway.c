@@ -67,6 +67,7 @@ void gateway_free(struct gateway *gateway)
         free(client);
     }
     dialect_scratch_deinit(&gateway->scratch);
+    buf_deinit(&gateway->gathered);
     arena_deinit(&gateway->spare_arena);
     json_doc_deinit(&gateway->spare_doc);
     free(gateway);

@@ -309,6 +309,7 @@ struct gateway {
     struct list clients;
     size_t remembered_bytes; /* of answers, over all sessions: retry.c */
     struct dialect_scratch scratch;
+    struct buf gathered; /* of a piece that is being read: what goes on to the agent */
     struct arena spare_arena; /* memory of requests that are forgotten, for the next one */
     struct json_doc spare_doc;
     atomic_uint_fast64_t calls, answered, broken, refused, retries, redelivered, connections;
@@ -488,12 +489,28 @@ enum call_state {
 };
 
 struct call {
+    /* What every event of a stream touches, side by side. */
+    struct gateway *gateway;
+    struct http_exchange *exchange; /* NULL: the agent went away or has its answer */
+    struct upstream *upstream;
+    struct dialect_reader *reader;
+    struct buf sent;    /* of a stream: all that was relayed */
+    struct list others; /* older connections of the same agent that still live */
+    struct str secret;  /* the model server's key, which must not come back; empty: none */
+    uint64_t written_ms, answer_bytes;
+    bool passes;      /* what the model server sends goes on as it is, but for what is stripped */
+    bool begun;       /* the answer's head was sent */
+    bool relayed;     /* and something of the answer */
+    bool paused;      /* the model server waits until the agent has read */
+    bool key_leaked;  /* the secret came back */
+    bool reader_over; /* it has been asked for its end, or failed */
+    struct upstream_head head;
+
     struct list node; /* in session->calls */
     struct gateway_session *session;
-    struct http_exchange *exchange; /* NULL: the agent went away or has its answer */
-    const struct dialect *dialect;  /* the agent's */
-    const struct dialect *api;      /* the model server's */
-    bool anew;                      /* the answer is written from what was read, not relayed */
+    const struct dialect *dialect; /* the agent's */
+    const struct dialect *api;     /* the model server's */
+    bool anew;                     /* the answer is written from what was read, not relayed */
     enum call_state state;
     struct arena arena;
     struct body *body;
@@ -508,10 +525,6 @@ struct call {
     struct trace_call record;
     char answer_id[ID_MAX];
 
-    struct upstream *upstream;
-    struct upstream_head head;
-    struct dialect_reader *reader;
-    bool reader_over;             /* it has been asked for its end, or failed */
     struct dialect_writer writer; /* of a stream that is written anew, live */
     bool writing;
     const struct trace_side_rule *side_rule; /* that fits; NULL: none does */
@@ -520,7 +533,6 @@ struct call {
     struct buf held;    /* terminal events, or the whole body, until the entry is committed */
     struct err trouble; /* why the call did not end well */
     bool script_error;
-    bool key_leaked;
     int shown_status; /* for a failure: the agent's status, 0: a reset */
     uint32_t retry_after_s;
     int64_t retry_after_ms; /* what the upstream asked for; -1: nothing */
@@ -539,19 +551,13 @@ struct call {
     struct retry_key key;
     struct prefix prefix;
     struct retry *memory;   /* NULL: it is not remembered */
-    struct buf sent;        /* of a stream: all that was relayed */
-    struct list others;     /* older connections of the same agent that still live */
     struct loop_timer away; /* runs while nobody is there */
     bool given_up;          /* nobody came back */
     bool parked_answer;     /* the answer is complete */
     uint32_t tries;         /* since the agent last asked */
 
-    bool begun;   /* the answer's head was sent */
     bool vf;      /* asked for at /vf/model */
-    bool relayed; /* and something of the answer */
-    bool paused;
     bool closing; /* a close is asked for: do not start over */
-    uint64_t written_ms;
     struct loop_timer retry, pulse;
 
     bool reserved, reserved_turn;

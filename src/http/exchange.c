@@ -405,25 +405,49 @@ void http_respond_begin(struct http_exchange *exchange, int status,
     http_conn_wake(exchange->conn);
 }
 
-size_t http_respond_write(struct http_exchange *exchange, struct str data)
+/* A chunk's size and its line end, written so that they end at `end`; where they begin. */
+static char *chunk_size(char *end, size_t size)
+{
+    *--end = '\n';
+    *--end = '\r';
+    do
+        *--end = "0123456789abcdef"[size & 15];
+    while (size >>= 4);
+    return end;
+}
+
+static size_t write_piece(struct http_exchange *exchange, struct str data,
+                          void (*out)(struct http_conn *, struct iovec *, int))
 {
     struct http_conn *conn = exchange->conn;
     CHECK(conn->closed || (exchange->begun && !exchange->ended));
     if (conn->closed || !data.size || exchange->bodiless)
         return conn->out.size;
     char size[24];
-    int digits = sprintf(size, "%zx\r\n", data.size);
-    struct iovec pieces[4] = {
-        {0}, {size, (size_t)digits}, {(void *)data.data, data.size}, {(void *)"\r\n", 2}};
+    char *digits = chunk_size(size + sizeof size, data.size);
+    struct iovec pieces[4] = {{0},
+                              {digits, (size_t)(size + sizeof size - digits)},
+                              {(void *)data.data, data.size},
+                              {(void *)"\r\n", 2}};
     if (exchange->chunked) {
-        http_conn_put(conn, pieces, 4);
+        out(conn, pieces, 4);
     } else {
         pieces[1] = pieces[2];
-        http_conn_put(conn, pieces, 2);
+        out(conn, pieces, 2);
     }
     if (exchange->on_drain && conn->out.size >= exchange->drain_low)
         exchange->drain_due = true;
     return conn->out.size;
+}
+
+size_t http_respond_write(struct http_exchange *exchange, struct str data)
+{
+    return write_piece(exchange, data, http_conn_put);
+}
+
+size_t http_respond_push(struct http_exchange *exchange, struct str data)
+{
+    return write_piece(exchange, data, http_conn_send);
 }
 
 size_t http_respond_queued(const struct http_exchange *exchange)

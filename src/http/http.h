@@ -100,6 +100,8 @@ void http_respond_begin(struct http_exchange *exchange, int status,
 /* Small pieces are gathered and handed to the kernel when this tick is over. Returns bytes still
  * queued towards the peer. */
 size_t http_respond_write(struct http_exchange *exchange, struct str data);
+/* The same at once, for whoever has gathered already. */
+size_t http_respond_push(struct http_exchange *exchange, struct str data);
 size_t http_respond_queued(const struct http_exchange *exchange);
 void http_respond_end(struct http_exchange *exchange);
 /* Breaks the connection so that the peer sees a reset, never a clean end: a chunk is left
