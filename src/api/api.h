@@ -56,11 +56,11 @@ struct api_submit {
     int share_setup; /* -1: not said */
 };
 
-/* What became of a submission: `on_stored` comes once per order (once for a group), later. */
+/* What became of a submission: `on_stored` comes once, later, when all of it is kept; with an error
+ * nothing of it ever was. */
 struct api_receipt {
     char (*ids)[ID_MAX]; /* room for one per rollout */
     size_t wrong;        /* which of the orders, when it failed */
-    size_t stored;       /* when it failed: how many on_stored come all the same */
     char group[ID_MAX];
     void (*on_stored)(void *context, const struct err *err);
     void *context;

@@ -146,6 +146,8 @@ struct reply {
     const char *group; /* NULL: no group */
     const char **keys; /* that were kept as pending */
     size_t key_count;
+    const char **joined; /* keys of earlier submissions that were not kept yet */
+    size_t joined_count;
 };
 
 static bool write_member(void *context, const struct store_rollout *row)
@@ -202,12 +204,44 @@ static void finish(struct reply *reply)
     api_reply_done(api);
 }
 
+static void on_stored(void *context, const struct err *err);
+
+/* What this answer stands on was asked for earlier. It is kept by now, or it was taken back. */
+static int check_joined(struct reply *reply, struct err *err)
+{
+    struct api *api = reply->api;
+    struct store_key known;
+    for (size_t i = 0; i < reply->joined_count; i++) {
+        const char *key = reply->joined[i];
+        if (map_get(&api->pending_keys, str_of(key))) {
+            /* Still being taken back. */
+            if (store_put_note(api->store, api->loop, "asked", NULL, NULL, NULL, on_stored, reply,
+                               err) < 0)
+                return -1;
+            reply->pending++;
+            return 0;
+        }
+        int found = store_find_key(api->store, key, &known, err);
+        if (found < 0)
+            return -1;
+        if (!found)
+            return err_set(err, ERR_CAPACITY, "the submission of the key '%.80s' was not kept",
+                           key);
+    }
+    reply->joined_count = 0;
+    return 0;
+}
+
 static void on_stored(void *context, const struct err *err)
 {
     struct reply *reply = context;
     if (err->kind != ERR_NONE)
         reply->err = *err;
-    if (--reply->pending == 0)
+    if (--reply->pending)
+        return;
+    if (reply->err.kind == ERR_NONE)
+        (void)check_joined(reply, &reply->err);
+    if (reply->pending == 0)
         finish(reply);
 }
 
@@ -290,9 +324,11 @@ static int hand_on(struct submission *submission, struct reply *reply, struct er
     size_t room = submission->group ? (size_t)submission->orders[0].to.n : submission->count;
     struct api_receipt receipt = {.on_stored = on_stored, .context = reply};
     receipt.ids = arena_alloc(&reply->arena, room * sizeof *receipt.ids);
-    bool any_pending = false;
+    reply->joined = arena_alloc(&reply->arena, submission->count * sizeof *reply->joined);
     for (size_t i = 0; i < submission->count; i++)
-        any_pending = any_pending || submission->pending[i];
+        if (submission->pending[i])
+            reply->joined[reply->joined_count++] =
+                arena_text(&reply->arena, str_of(submission->orders[i].to.key));
     reply->many = submission->many;
     reply->fresh = submission->fresh_count > 0;
     if (reply->fresh) {
@@ -300,14 +336,10 @@ static int hand_on(struct submission *submission, struct reply *reply, struct er
             0) {
             if (submission->many)
                 err_below(err, "%zu", submission->places[receipt.wrong]);
-            if (!receipt.stored)
-                return -1;
-            reply->err = *err;
-            reply->pending = receipt.stored;
-            return 0;
+            return -1;
         }
-        reply->pending = submission->group ? 1 : submission->fresh_count;
-    } else if (any_pending) {
+        reply->pending = 1;
+    } else if (reply->joined_count) {
         /* Answered when what came just before is kept, too. */
         if (store_put_note(api->store, api->loop, "asked", NULL, NULL, NULL, on_stored, reply,
                            err) < 0)

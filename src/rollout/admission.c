@@ -249,9 +249,9 @@ void admission_over(struct entry *entry)
         entry->rollouts->admission.counted--;
 }
 
-void admission_wait(struct entry *entry, uint32_t queue_ms_max)
+void admission_wait(struct entry *entry)
 {
-    uint32_t ms = queue_ms_max ? queue_ms_max : entry->rollouts->options.queue_ms_max;
+    uint32_t ms = entry->queue_ms_max ? entry->queue_ms_max : entry->rollouts->options.queue_ms_max;
     if (ms)
         loop_timer_start(entry->rollouts->loop, &entry->queue_deadline, ms, on_queue_deadline,
                          entry);

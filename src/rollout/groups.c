@@ -140,8 +140,8 @@ void group_prepared(struct entry *preparation, struct report *report)
     maybe_free(group);
 }
 
-static int start_preparation(struct group *group, const struct rollout_request *request,
-                             const struct plan *member, struct err *err)
+static struct entry *new_preparation(struct group *group, const struct rollout_request *request,
+                                     const struct plan *member)
 {
     struct rollouts *rollouts = group->rollouts;
     struct plan *plan = plan_new(rollouts, request, member->mode, group->name);
@@ -150,14 +150,35 @@ static int start_preparation(struct group *group, const struct rollout_request *
     plan->dir = arena_format(&plan->arena, "%s/groups/%s", rollouts->options.home, group->name);
     plan->preparation = true;
     plan->events = false;
-    if (rollouts_make_folder(rollouts, plan, err) < 0) {
-        plan_unref(plan);
-        return -1;
-    }
     group->preparation = entry_new(rollouts, plan, request, true);
     group->preparation->group = group;
-    admission_add(group->preparation);
-    return 0;
+    return group->preparation;
+}
+
+void group_unprepare(struct entry *preparation)
+{
+    struct group *group = TAKE(preparation->group);
+    group->preparation = NULL;
+    maybe_free(group);
+}
+
+void group_prepare(struct entry *preparation)
+{
+    struct group *group = preparation->group;
+    struct rollouts *rollouts = group->rollouts;
+    struct err trouble = {0};
+    if (rollouts_make_folder(rollouts, preparation->plan, &trouble) < 0) {
+        /* The members are taken: they come back, with what went wrong. */
+        group->failed = true;
+        release(group, NULL, TRACE_FATE_INFRA_FAILED, trouble.text);
+        group_unprepare(preparation);
+        rollouts->counts.queued--;
+        entry_free(preparation);
+    } else if (preparation->plan->refused.kind != ERR_NONE) {
+        rollouts_start(preparation);
+    } else {
+        admission_add(preparation);
+    }
 }
 
 /* ---------------------------------------------------------------- submitting */
@@ -166,41 +187,24 @@ static bool something_to_share(const struct task *task)
     return task->setup_count || task->environment_dir || task->file_count;
 }
 
-static int put_group(struct rollouts *rollouts, const struct rollout_group_request *request,
-                     const char *id, const struct entry *first, bool share, struct err *err)
+static int send(struct submission *submission, const struct rollout_group_request *request,
+                const struct entry *first, struct entry *preparation, struct err *err)
 {
     const struct rollout_view *view = &first->view;
     struct store_group row = {
-        .id = id,
+        .id = view->group,
         .run = view->run[0] ? view->run : NULL,
         .task = view->task,
         .agent = view->agent,
         .model = view->model,
         .mode = view->mode,
-        .shared = share ? "yes" : "no",
+        .shared = preparation ? "yes" : "no",
         .key = request->key,
         .key_hash = request->key_hash,
         .n = request->count,
         .queued_ms = view->queued_ms,
     };
-    const struct rollout_request *each = request->each;
-    if (!rollouts->options.store)
-        return 0;
-    return store_put_group(rollouts->options.store, each->on_stored ? rollouts->loop : NULL, &row,
-                           each->on_stored, each->stored_context, err);
-}
-
-/* The rows first, then the group's: who finds the group finds its rollouts. */
-static int put_all(struct rollouts *rollouts, const struct rollout_group_request *request,
-                   struct entry **entries, const char *id, bool share, struct err *err)
-{
-    for (uint32_t i = 0; i < request->count; i++)
-        if (rollouts_put_row(entries[i], NULL, NULL, err) < 0)
-            return -1;
-    if (!rollouts->options.store)
-        return rollouts_put_row(entries[0], request->each->on_stored, request->each->stored_context,
-                                err);
-    return put_group(rollouts, request, id, entries[0], share, err);
+    return submission_send(submission, preparation, &row, err);
 }
 
 int rollouts_submit_group(struct rollouts *rollouts, const struct rollout_group_request *request,
@@ -220,43 +224,22 @@ int rollouts_submit_group(struct rollouts *rollouts, const struct rollout_group_
     if (!each.group)
         memcpy(rollouts->last_group, group_id, ID_MAX);
     each.group = group_id;
-    struct entry **entries = mem_zero(request->count * sizeof *entries);
-    uint32_t count = 0;
-    for (; count < request->count; count++) {
-        each.index = count;
-        entries[count] = rollouts_take(rollouts, &each, err);
-        if (!entries[count])
-            break;
-    }
-    if (count < request->count || put_all(rollouts, request, entries, group_id, share, err) < 0) {
-        while (count) {
-            struct entry *entry = entries[--count];
-            /* A row that may be on its way is taken back, too. */
-            if (rollouts->options.store)
-                (void)store_remove_rollout(rollouts->options.store, NULL, entry->plan->id, NULL,
-                                           NULL, NULL);
-            rollouts_undo(entry);
+    each.grouped = true;
+    struct submission *submission = submission_new(rollouts, request->count, &each);
+    struct entry *first = NULL;
+    for (uint32_t i = 0; i < request->count; i++) {
+        each.index = i;
+        struct entry *entry = submission_take(submission, &each, err);
+        if (!entry) {
+            submission_free(submission);
+            return -1;
         }
-        free(entries);
-        return -1;
+        memcpy(ids[i], entry->plan->id, ID_MAX);
+        if (!first)
+            first = entry;
     }
-    for (uint32_t i = 0; i < count; i++) {
-        memcpy(ids[i], entries[i]->plan->id, ID_MAX);
-        group_join(entries[i]);
-        rollouts_queued(entries[i], each.queue_ms_max);
-    }
-    struct group *group = entries[0]->group;
-    struct err trouble = {0};
-    if (share && start_preparation(group, &each, entries[0]->plan, &trouble) < 0) {
-        /* They are taken: they come back, with what went wrong. */
-        group->failed = true;
-        release(group, NULL, TRACE_FATE_INFRA_FAILED, trouble.text);
-    }
-    for (uint32_t i = 0; i < count && !share; i++)
-        admission_add(entries[i]);
-    free(entries);
-    admission_run(rollouts);
-    return 0;
+    struct entry *preparation = share ? new_preparation(first->group, &each, first->plan) : NULL;
+    return send(submission, request, first, preparation, err);
 }
 
 /* ---------------------------------------------------------------- looking */

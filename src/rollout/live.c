@@ -42,8 +42,8 @@ static const struct {
 static const struct {
     const char *name;
     size_t at;
-} texts[] = {TEXT(mode),  TEXT(backend), TEXT(root),     TEXT(run),
-             TEXT(group), TEXT(key),     TEXT(key_hash), TEXT(callback)};
+} texts[] = {TEXT(mode), TEXT(backend), TEXT(root),     TEXT(run),     TEXT(group),
+             TEXT(with), TEXT(key),     TEXT(key_hash), TEXT(callback)};
 static const struct {
     const char *name;
     size_t at;
@@ -105,6 +105,7 @@ int live_write(struct plan *plan, const struct rollout_request *request, const c
     json_set_text(&out, "task_name", plan->task->name);
     json_set_bool(&out, "offline", request->offline);
     json_set_bool(&out, "has_policy", request->has_policy);
+    json_set_bool(&out, "grouped", request->grouped);
     for (size_t i = 0; i < COUNT(numbers); i++)
         json_set_int(&out, numbers[i].name, number_at(request, i));
     for (size_t i = 0; i < COUNT(texts); i++) {
@@ -173,6 +174,7 @@ int rollout_left_read(const char *home, const char *id, struct arena *arena,
     else
         request->sources.task_text = arena_str(arena, json_raw(task_text));
     request->has_policy = json_true(json_get(root, "has_policy"));
+    request->grouped = json_true(json_get(root, "grouped"));
     left->task = arena_text(arena, json_str(json_get(root, "task_name"), arena));
     request->offline = json_true(json_get(root, "offline"));
     for (size_t i = 0; i < COUNT(numbers); i++)

@@ -141,6 +141,8 @@ struct rollout_request {
     const char *root;        /* NULL: the task's, else the host's files */
     int isolation;           /* enum sandbox_isolation */
     const char *run, *group; /* NULL: none */
+    bool grouped;            /* by rollouts_submit_group(): its group has a row of its own */
+    const char *with;        /* the first of those it was submitted with; NULL: alone */
     uint32_t index;          /* which of its siblings, from 0; the scripted model may look at it */
     uint32_t wall_ms_max;    /* of the agent; 0: the spec's, the task's or the configured one */
     uint32_t turns_max;      /* 0: the task's, else none */
@@ -158,7 +160,8 @@ struct rollout_request {
     int64_t policy_version;
     const char *key, *key_hash; /* kept in the index; NULL: none */
     const char *callback;       /* likewise: JSON */
-    /* Its row is kept, or could not be; exactly once, later. May be NULL. */
+    /* Its row is kept, or could not be, and then it never was: it does not start and has no final
+     * event. Exactly once, later. May be NULL. */
     void (*on_stored)(void *context, const struct err *err);
     void *stored_context;
     /* Exactly once; may be NULL. */
@@ -166,9 +169,13 @@ struct rollout_request {
     void *context;
 };
 /* Writes the new id. Refused: an unknown mode (ERR_INPUT), a full queue (ERR_CAPACITY), a
- * manager that closes. */
+ * manager that closes. It starts when its row is kept, not before. */
 int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
                     char id[ID_MAX], struct err *err);
+/* All of them or none. `on_stored` of the first comes once for all. `wrong` (may be NULL) says
+ * which one was refused. */
+int rollouts_submit_all(struct rollouts *rollouts, const struct rollout_request *requests,
+                        size_t count, char (*ids)[ID_MAX], size_t *wrong, struct err *err);
 /* Everything rollouts_submit() would say about the request itself; nothing is begun. */
 int rollouts_check(struct rollouts *rollouts, const struct rollout_request *request,
                    struct err *err);
@@ -182,7 +189,7 @@ struct rollout_left {
     struct rollout_request request; /* agent, task and model are still to be found */
     const char *task;               /* its name */
     uint64_t queued_ms;             /* wall clock */
-    struct str state;               /* STR_NONE: its agent was not started yet */
+    struct str state;               /* STR_NONE: it was not started yet */
 };
 /* Texts live in the arena. ERR_NOT_FOUND: there is none, or it cannot be gone on with. */
 int rollout_left_read(const char *home, const char *id, struct arena *arena,

@@ -156,6 +156,7 @@ struct entry *entry_new(struct rollouts *rollouts, struct plan *plan,
     entry->plan = plan;
     entry->preparation = preparation;
     entry->priority = request->priority;
+    entry->queue_ms_max = request->queue_ms_max;
     entry->prompt_tokens = entry->completion_tokens = -1;
     if (!preparation) {
         entry->on_final = request->on_final;
@@ -231,6 +232,8 @@ void entry_refuse(struct entry *entry, enum trace_fate fate, const char *reason,
             "%s", why);
     plan->refused_fate = fate;
     snprintf(plan->refused_reason, sizeof plan->refused_reason, "%s", reason);
+    if (entry->submission)
+        return; /* when it is in the journal, or never */
     admission_remove(entry);
     rollouts_start(entry);
 }
@@ -269,7 +272,7 @@ static void close_now(void *argument)
 }
 
 /* Once, when the last has had its final event; the memory stays until this tick is over. */
-static void maybe_closed(struct rollouts *rollouts)
+void rollouts_maybe_closed(struct rollouts *rollouts)
 {
     const struct rollout_counts *counts = &rollouts->counts;
     if (!rollouts->closing || rollouts->gone || counts->running || counts->queued || counts->ending)
@@ -284,7 +287,7 @@ static void preparation_over(struct entry *entry, struct report *report)
     group_prepared(entry, report);
     entry_free(entry);
     admission_run(rollouts);
-    maybe_closed(rollouts);
+    rollouts_maybe_closed(rollouts);
 }
 
 /* The row is kept (or cannot be, which is logged): now everybody may know. */
@@ -310,7 +313,7 @@ static void on_final_stored(void *context, const struct err *err)
     if (entry->on_final)
         entry->on_final(entry->context, view);
     forget_old(rollouts);
-    maybe_closed(rollouts);
+    rollouts_maybe_closed(rollouts);
 }
 
 static void take_final(struct entry *entry, struct report *report)
@@ -439,7 +442,7 @@ void rollouts_close(struct rollouts *rollouts, void (*on_closed)(void *context),
     rollouts->on_closed = on_closed;
     rollouts->close_context = context;
     rollouts_cancel_all(rollouts, "the server is closing", false);
-    maybe_closed(rollouts);
+    rollouts_maybe_closed(rollouts);
 }
 
 /* The folder says who looks after the rollout, so that a later start can tell the dead from the
@@ -574,10 +577,10 @@ struct entry *rollouts_take(struct rollouts *rollouts, const struct rollout_requ
     return take_as(rollouts, request, id, NULL, err);
 }
 
-void rollouts_queued(struct entry *entry, uint32_t queue_ms_max)
+void rollouts_queued(struct entry *entry)
 {
     publish(entry, ROLLOUT_EVENT_QUEUED);
-    admission_wait(entry, queue_ms_max);
+    admission_wait(entry);
 }
 
 /* Nothing of it is left. */
@@ -588,26 +591,6 @@ void rollouts_undo(struct entry *entry)
         LOG_WARN("rollout", entry->plan->id, "its empty folder could not be removed");
     entry->rollouts->counts.queued--;
     entry_free(entry);
-}
-
-int rollouts_submit(struct rollouts *rollouts, const struct rollout_request *request,
-                    char id[ID_MAX], struct err *err)
-{
-    if (rollouts_room(rollouts, 1, err) < 0)
-        return -1;
-    struct entry *entry = rollouts_take(rollouts, request, err);
-    if (!entry)
-        return -1;
-    if (rollouts_put_row(entry, request->on_stored, request->stored_context, err) < 0) {
-        rollouts_undo(entry);
-        return -1;
-    }
-    memcpy(id, entry->plan->id, ID_MAX);
-    group_join(entry);
-    rollouts_queued(entry, request->queue_ms_max);
-    admission_add(entry);
-    admission_run(rollouts);
-    return 0;
 }
 
 int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, struct err *err)
@@ -623,7 +606,7 @@ int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, 
     if (rollouts_put_row(entry, NULL, NULL, &trouble) < 0)
         LOG_WARN("rollout", left->id, "the index has no row for it: %s", trouble.text);
     group_join(entry);
-    rollouts_queued(entry, left->request.queue_ms_max);
+    rollouts_queued(entry);
     if (left->state.data) {
         entry->counted = true;
         rollouts->admission.counted++;

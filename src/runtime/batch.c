@@ -53,6 +53,7 @@ struct batch {
     struct row *rows;
     struct map by_id;
     size_t total, submitted;
+    size_t unkept;      /* submitted, but the journal did not take it: there is no such rollout */
     char group[ID_MAX]; /* of the task whose rollouts are being submitted */
     struct err err;     /* a submission that failed */
     struct rollout_watch watch;
@@ -119,7 +120,7 @@ static void maybe_over(struct batch *batch)
 {
     bool all_submitted =
         batch->submitted == batch->total || batch->sum->cancelled || batch->err.kind;
-    if (all_submitted && batch->sum->final == batch->submitted)
+    if (all_submitted && batch->sum->final + batch->unkept == batch->submitted)
         machine_close(batch->machine);
 }
 
@@ -137,6 +138,19 @@ static void on_final(void *context, const struct rollout_view *view)
     }
     if (!sum->cancelled && !batch->err.kind)
         (void)submit_some(batch, &batch->err); /* said at the end, when the others are back */
+    maybe_over(batch);
+}
+
+static void on_stored(void *context, const struct err *err)
+{
+    struct row *row = context;
+    struct batch *batch = row->batch;
+    if (err->kind == ERR_NONE)
+        return;
+    (void)map_remove(&batch->by_id, str_of(row->id));
+    batch->unkept++;
+    if (batch->err.kind == ERR_NONE)
+        batch->err = *err; /* no more are submitted; said when the others are back */
     maybe_over(batch);
 }
 
@@ -201,6 +215,8 @@ static int submit_one(struct batch *batch, struct row *row, struct err *err)
         .offline = asked->offline || config->rollout_offline,
         .exact_prefix = asked->exact_prefix,
         .sampling = asked->sampling ? str_of(asked->sampling) : STR_NONE,
+        .on_stored = on_stored,
+        .stored_context = row,
         .on_final = on_final,
         .context = row,
     };

@@ -92,8 +92,9 @@ void leftovers_sweep(struct machine *machine); /* sandboxes of dead processes: d
 
 /* --- resume.c */
 bool leftovers_is_dead(const char *home, const char *id); /* the owner of that rollout */
-/* Goes on with what is in <home>/live and nobody's. Returns how many. */
-size_t leftovers_resume(struct machine *machine);
+/* Goes on with what is in <home>/live and nobody's. Returns how many; `forgotten` gets the ids
+ * of those that never were, whose rows may still be there. */
+size_t leftovers_resume(struct machine *machine, struct map *forgotten);
 bool leftovers_is_live(const struct machine *machine, const char *id); /* it is in <home>/live */
 /* It is over: as its result says, else as infra_failed for this cause. */
 void leftovers_book(struct machine *machine, const struct rollout_left *left, const char *cause);

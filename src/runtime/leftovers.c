@@ -35,6 +35,18 @@ static void note(struct machine *machine, const char *text)
         machine->on_note(machine->context, text);
 }
 
+/* `text` has a place for the plural's letter. */
+__attribute__((format(printf, 3, 0))) static void note_count(struct machine *machine, size_t count,
+                                                             const char *text)
+{
+    char what[128], line[160];
+    if (!count)
+        return;
+    snprintf(what, sizeof what, text, count == 1 ? "" : "s");
+    snprintf(line, sizeof line, "%zu %s", count, what);
+    note(machine, line);
+}
+
 /* ---------------------------------------------------------------- owners */
 /* False when somebody holds the lock. A file that is gone belongs to nobody. */
 static bool owner_is_dead(const char *home, const char *dir);
@@ -81,6 +93,7 @@ struct dead {
 };
 struct dead_list {
     struct machine *machine;
+    const struct map *forgotten;
     struct dead *rows;
     size_t count, room;
     char last[ID_MAX]; /* that was looked at */
@@ -125,7 +138,8 @@ static bool on_row(void *context, const struct store_rollout *row)
     struct dead_list *list = context;
     list->seen++;
     snprintf(list->last, sizeof list->last, "%s", row->id);
-    if (row->fate || !row->dir || leftovers_is_live(list->machine, row->id) ||
+    if (row->fate || !row->dir || map_get(list->forgotten, str_of(row->id)) ||
+        leftovers_is_live(list->machine, row->id) ||
         !owner_is_dead(list->machine->config->home, row->dir))
         return true; /* what is live is gone on with, by us or by the next server */
     if (list->count == list->room) {
@@ -305,14 +319,12 @@ void leftovers_mark(struct machine *machine)
     OWN(fd) int turn = take_turn(machine);
     if (turn < 0)
         return;
-    size_t resumed = machine->resume ? leftovers_resume(machine) : 0;
-    if (resumed) {
-        char text[160];
-        snprintf(text, sizeof text, "%zu rollout%s of a server that died: gone on with", resumed,
-                 resumed == 1 ? "" : "s");
-        note(machine, text);
-    }
-    struct dead_list list = {.machine = machine};
+    struct map forgotten = {0};
+    size_t resumed = machine->resume ? leftovers_resume(machine, &forgotten) : 0;
+    note_count(machine, resumed, "rollout%s of a server that died: gone on with");
+    note_count(machine, forgotten.count,
+               "rollout%s of a submission that a server died in: nobody was told, nothing is left");
+    struct dead_list list = {.machine = machine, .forgotten = &forgotten};
     for (int stage = TRACE_QUEUED; stage < TRACE_DONE; stage++) {
         char before[ID_MAX] = "";
         do {
@@ -333,12 +345,8 @@ void leftovers_mark(struct machine *machine)
         dead_free(&list.rows[i]);
     }
     free(list.rows);
-    if (!list.count)
-        return;
-    char text[160];
-    snprintf(text, sizeof text, "%zu unfinished rollout%s of a server that died: marked as over",
-             list.count, list.count == 1 ? "" : "s");
-    note(machine, text);
+    map_deinit(&forgotten);
+    note_count(machine, list.count, "unfinished rollout%s of a server that died: marked as over");
 }
 
 /* ---------------------------------------------------------------- sandboxes */

@@ -381,16 +381,9 @@ int submitter_submit(void *context, const struct api_submit *orders, size_t coun
     }
     if (result == 0 && orders[0].n)
         result = submit_group(submitter, &orders[0], &requests[0], can, receipt, err);
-    /* There is room for all and each is fine: only a journal that is full, or a disk, can still say
-     * no; then those before it are taken back. */
-    for (size_t i = 0; i < count && result == 0 && !orders[0].n; i++) {
-        receipt->wrong = i;
-        result = rollouts_submit(machine->rollouts, &requests[i], receipt->ids[i], err);
-        receipt->stored += result == 0;
-        for (size_t back = 0; result < 0 && back < i; back++)
-            (void)rollouts_cancel(machine->rollouts, receipt->ids[back],
-                                  "its submission failed as a whole", NULL);
-    }
+    else if (result == 0)
+        result = rollouts_submit_all(machine->rollouts, requests, count, receipt->ids,
+                                     &receipt->wrong, err);
     for (size_t i = 0; i < count; i++) {
         task_unref(requests[i].task);
         agent_spec_unref(requests[i].agent);

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import postern as lib
 from postern import Census, bash, must, script, task, until
 from test_crash import main_keeper
+from test_service_callbacks import Receiver
 from trainer import Control
 
 
@@ -257,6 +259,86 @@ def test_what_cannot_be_gone_on_with_says_why(service, tmp):
         result = service.result(id_)
         assert result["fate"] == "infra_failed" and "cannot be gone on with" in result["error"] and "t.json" in result["error"]
     service.over()
+
+
+def test_a_group_whose_server_dies_in_its_submission_never_was(service, tmp):
+    """Nobody was told of it: nothing of it runs, and its key and its name are free."""
+    service = service("--rollout.parallel-max", "1")
+    model = script(tmp / "m.toml", "Done.")
+    body = {"agent": "mini", "task": {"name": "t", "instruction": "work", "verify": ["true"]}, "model": model,
+            "key": "k", "group": "the-group", "n": 4000}
+    live = service.postern.home / "live"
+    asked = threading.Thread(target=lambda: pytest.raises(OSError, service.control.ask, "POST", "/v1/groups", body))
+    asked.start()
+    until(lambda: live.exists() and len(os.listdir(live)) > 20, 60, "the submission to be under way")
+    service.kill()
+    asked.join(60)
+    left = len(os.listdir(live))
+    assert 20 < left < 4000, left
+    half = live / "r-0.json.0.new"  # what a crash leaves of a file it was writing
+    half.write_text("{")
+    for path in live.glob("*.new"):
+        os.utime(path, (time.time() - 120,) * 2)
+    service.start()
+    assert not os.listdir(live)
+    assert service.control.ask("GET", "/v1/rollouts?group=the-group")[1]["rollouts"] == []
+    assert service.control.ask("GET", "/v1/groups/the-group")[0] == 404
+    assert "nobody was told" in service.log()
+    status, answer = service.control.ask("POST", "/v1/groups", body | {"n": 2})
+    assert status == 201 and len(answer["rollouts"]) == 2, answer
+    for id_ in answer["rollouts"]:
+        check(service, id_, turns=1)
+    service.over()
+
+
+def test_rows_of_a_group_without_the_groups_own_never_were(service, tmp):
+    """The journal ended between them."""
+    service = service("--rollout.parallel-max", "1")
+    slow, model = script(tmp / "s.toml", bash("sleep 600"), "Done."), script(tmp / "m.toml", "Done.")
+    work = {"name": "t", "instruction": "work", "verify": ["true"]}
+    first = service.submit(agent="mini", task=work, model=slow)
+    half, whole, single = (service.submit(agent="mini", task=work, model=model, group=name) for name in ("half", "whole", "one"))
+    members = service.control.ask("POST", "/v1/groups", {"agent": "mini", "task": work, "model": model, "n": 2})[1]["rollouts"]
+    status, answer = service.control.ask("POST", "/v1/rollouts", [{"agent": "mini", "task": work, "model": model}] * 3)
+    listed = [row["id"] for row in answer["rollouts"]]
+    service.kill()
+    live = service.postern.home / "live"
+    for id_, more in ((half, {"grouped": True}), (listed[1], {"with": half})):
+        path = live / f"{id_}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    service.start()
+    for id_ in (half, listed[1]):
+        assert not (live / f"{id_}.json").exists()
+        until(lambda: service.control.ask("GET", f"/v1/rollouts/{id_}")[0] == 404, 30, "its row to be gone")
+        assert not service.folder(id_).exists()
+    assert service.control.ask("DELETE", f"/v1/rollouts/{first}")[0] == 202
+    for id_ in (whole, single, *members, listed[0], listed[2]):
+        check(service, id_, turns=1)
+    service.over()
+
+
+def test_what_cannot_be_read_any_more_is_booked_with_its_key_and_told(service, tmp):
+    receiver = Receiver()
+    service = service("--rollout.parallel-max", "1")
+    model = script(tmp / "m.toml", bash("sleep 600"), "Done.")
+    work = {"name": "t", "instruction": "work", "verify": ["true"]}
+    first = service.submit(agent="mini", task=work, model=model)
+    fields = {"agent": "mini", "task": work, "model": model, "run": "batch-7", "key": "k", "index": 3,
+              "callback": {"url": receiver.url}}
+    id_ = service.submit(**fields)
+    service.kill()
+    (service.postern.home / "live" / f"{id_}.json").write_text("")
+    service.start()
+    row = service.row(id_)
+    result = service.result(id_)
+    assert result["fate"] == "infra_failed" and result["reward"] is None, result
+    assert (result["run"], result["index"], result["task"], row["agent"]) == ("batch-7", 3, "t", "mini"), (result, row)
+    until(lambda: receiver.got, 60, "the delivery")
+    assert json.loads(receiver.got[-1][1])["fate"] == "infra_failed"
+    assert service.control.ask("POST", "/v1/rollouts", fields) == (200, {"id": id_})
+    assert service.control.ask("DELETE", f"/v1/rollouts/{first}")[0] == 202
+    service.over()
+    receiver.close()
 
 
 def test_the_version_it_began_at_outlives_its_server(service, tmp):
