@@ -6,8 +6,8 @@
  * A kept command's output stays here until a host has given credit for it, which a host does when
  * it has seen to it: at most one window of it, since no more is read without credit. So nothing is
  * lost, whatever was on its way when the host died; a command that writes more while nobody is
- * there waits. Its end stays here, too, as long as the sandbox lives: each host that attaches is
- * told. */
+ * there waits. Its end stays here, too: each host that attaches is told. Only when there are as
+ * many as may be, the oldest whose end was told to the host that now wants another makes room. */
 #include "porter.h"
 
 #include <stdlib.h>
@@ -19,13 +19,21 @@
 
 bool kept_begin(struct stream *stream)
 {
+    struct porter *porter = stream->porter;
+    struct stream *told = NULL;
     size_t count = 0;
-    LIST_EACH (at, &stream->porter->streams) {
-        count += LIST_OF(at, struct stream, node)->keep;
+    LIST_EACH (at, &porter->streams) {
+        struct stream *other = LIST_OF(at, struct stream, node);
+        count += other->keep;
+        if (!told && other->keep && other->attached && other->exit_sent)
+            told = other;
     }
-    if (count >= WIRE_KEPT_MAX || stream->porter->control.fd < 0)
+    if ((count >= WIRE_KEPT_MAX && !told) || porter->control.fd < 0)
         return false;
+    if (count >= WIRE_KEPT_MAX)
+        stream_free(told);
     stream->keep = stream->attached = true;
+    stream->number = porter->kept_total++;
     wire_credit_init(&stream->out_credit, WIRE_WINDOW);
     return true;
 }
@@ -120,6 +128,7 @@ void kept_list(struct porter *porter)
         stream->in_credit = (struct wire_credit){.window = WIRE_WINDOW, .available = room};
         kept[count++] = (struct wire_kept){
             .stream = stream->id,
+            .number = stream->number,
             .flags = (uint8_t)((stream->ended_us ? WIRE_KEPT_OVER : 0) |
                                (stream->sink_ended ? WIRE_KEPT_INPUT_ENDED : 0)),
             .from = stream->output_total - stream->unseen_bytes,

@@ -183,6 +183,7 @@ struct porter {
     struct stream *buckets[256];
     size_t stream_count;
     struct list children; /* struct child.node */
+    uint32_t kept_total;  /* commands that were to be kept, so far */
     struct list freed;    /* streams and children to free when this tick is over */
     uint64_t now_ms;
     /* kill_all under way */
@@ -235,8 +236,9 @@ struct stream {
     uint64_t started_us;
     uint64_t timeout_at_ms, kill_at_ms, give_up_at_ms; /* 0: none */
     /* kept.c */
-    bool keep;     /* lives on without a connection */
-    bool attached; /* and a host listens */
+    bool keep;       /* lives on without a connection */
+    uint32_t number; /* of those that were to be kept, from 0 */
+    bool attached;   /* and a host listens */
     bool exit_sent;
     struct buf unseen;     /* records: channel u8, size u32, bytes. Output no host has seen to */
     size_t unseen_bytes;   /* of output in it */

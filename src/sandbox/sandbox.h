@@ -197,7 +197,9 @@ struct sandbox_kept {
     bool over;         /* it has ended */
     bool input_ended;
 };
-/* The one that was started after `index` others. False: there is none, so it was never started. */
+/* The one that was started after `index` others. False: there is none, so it was never started (or
+ * many were since: of 16 the oldest that is over, and was known to be, goes when one more starts).
+ */
 bool sandbox_kept(const struct sandbox *sandbox, size_t index, struct sandbox_kept *kept);
 /* The command as a job of ours: its output from `position` on (not before `from`), then its end,
  * also when that was long ago. At most once. */

@@ -107,12 +107,26 @@ struct sandbox_job *sandbox_run(struct sandbox *sandbox, const struct sandbox_co
     return channel_run(channel_of(sandbox), command, handlers, context);
 }
 
-bool sandbox_kept(const struct sandbox *sandbox, size_t index, struct sandbox_kept *out)
+/* Those that are over may have gone from the front of the list. */
+static const struct wire_kept *find_kept(const struct channel *channel, size_t index, unsigned *bit)
 {
     const struct wire_kept *kept;
-    if (!sandbox->channel || channel_kept(sandbox->channel, &kept) <= index)
+    size_t count = channel_kept(channel, &kept);
+    for (size_t i = 0; i < count; i++) {
+        *bit = 1u << i;
+        if (kept[i].number == index)
+            return &kept[i];
+    }
+    return NULL;
+}
+
+bool sandbox_kept(const struct sandbox *sandbox, size_t index, struct sandbox_kept *out)
+{
+    unsigned bit;
+    const struct wire_kept *kept =
+        sandbox->channel ? find_kept(sandbox->channel, index, &bit) : NULL;
+    if (!kept)
         return false;
-    kept += index;
     *out = (struct sandbox_kept){.from = kept->from,
                                  .to = kept->to,
                                  .input = kept->input,
@@ -124,12 +138,12 @@ bool sandbox_kept(const struct sandbox *sandbox, size_t index, struct sandbox_ke
 struct sandbox_job *sandbox_reattach(struct sandbox *sandbox, size_t index, uint64_t position,
                                      const struct sandbox_job_handlers *handlers, void *context)
 {
-    const struct wire_kept *kept;
     struct channel *channel = channel_of(sandbox);
-    CHECK(channel_kept(channel, &kept) > index && !(sandbox->attached & 1u << index));
-    kept += index;
+    unsigned bit = 0;
+    const struct wire_kept *kept = find_kept(channel, index, &bit);
+    CHECK(kept && !(sandbox->attached & bit));
     CHECK(position >= kept->from && position <= kept->to);
-    sandbox->attached |= 1u << index;
+    sandbox->attached |= bit;
     return channel_attach(channel, kept, position, handlers, context);
 }
 

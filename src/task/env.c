@@ -88,6 +88,13 @@ static int resolve(const struct task *task, const char *entry, struct arena *are
     return 0;
 }
 
+static int longer_first(const void *a, const void *b)
+{
+    const char *const *left = a, *const *right = b;
+    size_t left_size = strlen(left[1]), right_size = strlen(right[1]);
+    return (left_size < right_size) - (left_size > right_size);
+}
+
 int task_env_resolve(const struct task *task, const char *const *list, struct arena *arena,
                      const char *const **out, const char *const **secrets, struct err *err)
 {
@@ -109,6 +116,8 @@ int task_env_resolve(const struct task *task, const char *const *list, struct ar
     }
     *out = entries;
     if (secrets && found.count > known) {
+        /* The longest first: one may be a part of another. */
+        qsort(found.pairs, found.count, 2 * sizeof *found.pairs, longer_first);
         const char **pairs = arena_alloc(arena, (2 * found.count + 1) * sizeof *pairs);
         memcpy(pairs, found.pairs, 2 * found.count * sizeof *pairs);
         *secrets = pairs;
@@ -148,4 +157,22 @@ void task_secrets_hide(const char *const *secrets, struct buf *text)
         buf_clear(text);
         buf_str_append(text, buf_str(&clean));
     }
+}
+
+void task_secrets_trim(const char *const *secrets, struct buf *text, bool front)
+{
+    size_t most = 0;
+    for (; secrets && *secrets; secrets += 2) {
+        struct str value = str_of(secrets[1]), shown = buf_str(text);
+        size_t size = value.size - 1 < shown.size ? value.size - 1 : shown.size;
+        for (; size > most; size--) {
+            struct str part = front ? str_from(value, value.size - size) : str_upto(value, size);
+            if (front ? str_starts(shown, part) : str_ends(shown, part))
+                most = size;
+        }
+    }
+    if (front)
+        buf_consume(text, most);
+    else
+        text->size -= most;
 }

@@ -115,7 +115,7 @@ struct task_work {
     struct trace_command *done;
     size_t done_count;
     struct buf output; /* of the running command: its tail */
-    bool output_cut;
+    bool output_cut, log_cut;
     struct buf log;
     uint64_t deadline_ms; /* monotonic */
     const char *user, *cwd;

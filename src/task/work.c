@@ -70,6 +70,8 @@ void work_finish(struct task_work *work)
         return;
     case WORK_VERIFY:
         task_secrets_hide(work->secrets, &work->log);
+        if (work->log_cut)
+            task_secrets_trim(work->secrets, &work->log, false);
         work->verdict.err = work->err;
         work->verdict.commands = work->done;
         work->verdict.count = work->done_count;
@@ -142,14 +144,17 @@ static void on_output(void *context, int stream, struct str data)
         buf_consume(&work->output, work->output.size - TASK_OUTPUT_KEPT);
         work->output_cut = true;
     }
-    if (work->log.size < TASK_LOG_MAX)
-        buf_str_append(&work->log, str_upto(data, TASK_LOG_MAX - work->log.size));
+    size_t room = work->log.size < TASK_LOG_MAX ? TASK_LOG_MAX - work->log.size : 0;
+    work->log_cut = work->log_cut || data.size > room;
+    buf_str_append(&work->log, str_upto(data, room));
 }
 
 static void note_command(struct task_work *work, const struct sandbox_exit *exit)
 {
     struct trace_command *row = &work->done[work->done_count++];
     task_secrets_hide(work->secrets, &work->output);
+    if (work->output_cut)
+        task_secrets_trim(work->secrets, &work->output, true);
     struct str output = buf_str(&work->output);
     if (output.size > TASK_OUTPUT_KEPT) {
         output = str_from(output, output.size - TASK_OUTPUT_KEPT);

@@ -28,7 +28,7 @@ static const struct {
     [WIRE_PING]     = {"ping",     false, 8, 8},
     [WIRE_PONG]     = {"pong",     false, 8, 8},
     [WIRE_LOOKUP]   = {"lookup",   false, 1, 253},
-    [WIRE_KEPT]     = {"kept",     false, 0, WIRE_KEPT_MAX * 33},
+    [WIRE_KEPT]     = {"kept",     false, 0, WIRE_KEPT_MAX * 37},
     [WIRE_EXEC]     = {"exec",     true,  1, WIRE_MESSAGE_MAX},
     [WIRE_PUT]      = {"put",      false, 1, WIRE_PAYLOAD_MAX},
     [WIRE_GET]      = {"get",      false, 1, WIRE_PAYLOAD_MAX},

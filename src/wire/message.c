@@ -380,6 +380,7 @@ void wire_kept_add(struct buf *out, const struct wire_kept *kept, size_t count)
     struct buf payload = {0};
     for (size_t i = 0; i < count; i++) {
         put_number(&payload, kept[i].stream, 4);
+        put_number(&payload, kept[i].number, 4);
         put_number(&payload, kept[i].flags, 1);
         put_number(&payload, kept[i].from, 8);
         put_number(&payload, kept[i].to, 8);
@@ -399,6 +400,7 @@ int wire_kept_read(struct str payload, struct wire_kept kept[WIRE_KEPT_MAX], siz
     while (reader.rest.size && !reader.bad && *count < WIRE_KEPT_MAX) {
         struct wire_kept *one = &kept[(*count)++];
         one->stream = (uint32_t)take_number(&reader, 4);
+        one->number = (uint32_t)take_number(&reader, 4);
         one->flags = (uint8_t)take_number(&reader, 1);
         one->from = take_number(&reader, 8);
         one->to = take_number(&reader, 8);
@@ -407,7 +409,7 @@ int wire_kept_read(struct str payload, struct wire_kept kept[WIRE_KEPT_MAX], siz
         valid &= one->stream & 1 && !(one->flags & ~WIRE_KEPT_FLAGS) && one->from <= one->to &&
                  one->to - one->from <= WIRE_WINDOW && one->input_room <= WIRE_WINDOW;
         for (size_t i = 0; i + 1 < *count; i++)
-            valid &= kept[i].stream != one->stream;
+            valid &= kept[i].stream != one->stream && kept[i].number < one->number;
     }
     return finish(&reader, valid, "kept", err);
 }

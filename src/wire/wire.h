@@ -239,6 +239,7 @@ enum wire_kept_flag {
 };
 struct wire_kept {
     uint32_t stream;
+    uint32_t number; /* how many were started before it in this sandbox; rises through the list */
     uint8_t flags;
     uint64_t from, to;   /* bytes of its output: what is still there, what there was so far */
     uint64_t input;      /* bytes of DATA that came for it */

@@ -431,19 +431,53 @@ def test_sigterm_can_leave_them_to_the_next_server(service, tmp):
     census.settled(mark)
 
 
-def test_a_task_of_several_steps_goes_on_in_its_step(service, tmp):
-    """Killed in the second step: the first one's reward stays, the second one's agent runs on."""
-    mark = f"43258.{os.getpid()}"
+def steps(tmp, *names, more=""):
+    """A task of several steps: each wants a file of its name."""
     folder = tmp / "steps"
     (folder / "environment").mkdir(parents=True)
-    lines = ['[task]', 'name = "steps"']
-    for name in ("one", "two"):
+    lines = ['[task]', 'name = "steps"', more]
+    for name in names:
         lines += ["[[steps]]", f'name = "{name}"']
         (folder / "steps" / name / "tests").mkdir(parents=True)
         (folder / "steps" / name / "instruction.md").write_text(f"Make {name}.\n")
         (folder / "steps" / name / "tests" / "test.sh").write_text(
             f"mkdir -p /logs/verifier; test -e /app/{name} && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n")
     (folder / "task.toml").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_more_steps_in_one_sandbox_than_commands_are_kept(service, tmp):
+    """And a server that dies in a late one: its agent is known by the number it had."""
+    mark = f"43259.{os.getpid()}"
+    names = [f"s{i:02}" for i in range(20)]
+    folder = steps(tmp, *names, more="[verifier]\nfresh = false")
+    model = tmp / "m.toml"
+    model.write_text("".join(f"""[[rule]]
+when = {{ instruction_has = "Make {name}." }}
+[[rule.turns]]
+[[rule.turns.call]]
+name = "bash"
+arguments = {{ command = "{f'sleep {mark} & sleep 2; kill $!; ' if name == 's18' else ''}touch {name}" }}
+[[rule.turns]]
+say = "Done."
+""" for name in names))
+    service = service()
+    census = Census(service.postern.home)
+    id_ = service.submit(agent="mini", task=str(folder), model=f"script:{model}")
+    service.wait(id_, lambda: lib.marked(mark, "sleep"), 120, "a late step")
+    service.restart()
+    result = service.result(id_)
+    assert result["fate"] == "ok" and result["reward"] == 1, result
+    assert [(s["name"], s["class"], s["reward"]) for s in result["steps"]] == [(name, "ok", 1) for name in names], result["steps"]
+    assert result["calls"] == 40 and len(service.calls(id_)) == 40 and not result["fresh_verify"], result
+    service.over()
+    census.settled(mark)
+
+
+def test_a_task_of_several_steps_goes_on_in_its_step(service, tmp):
+    """Killed in the second step: the first one's reward stays, the second one's agent runs on."""
+    mark = f"43258.{os.getpid()}"
+    folder = steps(tmp, "one", "two")
     model = tmp / "m.toml"
     model.write_text("""[[rule]]
 when = { instruction_has = "Make one" }

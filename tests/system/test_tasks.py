@@ -464,6 +464,15 @@ def test_host_variables_reach_who_is_to_have_them_and_no_log(postern, tmp):
         if file.is_file():
             assert secret.encode() not in file.read_bytes(), file
     assert "TOKEN=none KEY=" in (pathlib.Path(result["dir"]) / "agent.log").read_text()
+    # Wherever output is cut, no piece of it is left: it stands everywhere.
+    many = harbor(tmp / "many", toml, 'yes "$KEY" | head -n 60000 | tr -d "\\n"; echo 1 > /logs/verifier/reward.txt')
+    result = one(postern, "--task", many, env={"TASK_JUDGE_KEY": secret}, agent="nop")
+    log = (pathlib.Path(result["dir"]) / "verifier.log").read_text()
+    output = result["verify"][0]["output"]
+    assert result["reward"] == 1 and result["verify"][0]["output_cut"] and "[TASK_JUDGE_KEY]" in output, result
+    assert log.count("[TASK_JUDGE_KEY]") > 40000, len(log)
+    for text in (log, output):
+        assert not [at for at in range(len(secret) - 3) if secret[at:at + 4] in text.replace("[TASK_JUDGE_KEY]", "")]
     missing = one(postern, "--task", path, agent="nop")
     assert missing["class"] == "setup_failed" and "TASK_JUDGE_KEY" in missing["cause"] and missing["calls"] == 0, missing
 

@@ -277,3 +277,71 @@ TEST_WITHIN(a_sandbox_that_is_not_there_cannot_be_taken_over, 60)
     EXPECT_INT(waiting.err.kind, ERR_NOT_FOUND);
     stage_end(stage);
 }
+
+static void on_end(void *context, const struct sandbox_exit *exit)
+{
+    struct waiting *waiting = context;
+    waiting->done = true;
+    if (exit->end != SANDBOX_EXITED)
+        err_set(&waiting->err, ERR_SYSTEM, "%s", exit->text);
+}
+
+static void on_nothing(void *context, int stream, struct str data)
+{
+    (void)context;
+    (void)stream;
+    (void)data;
+}
+
+/* Runs a command to its end; true: it was started. */
+static bool keep(const char *shell)
+{
+    static const struct sandbox_job_handlers plain = {.on_output = on_nothing, .on_exit = on_end};
+    struct waiting waiting = {0};
+    struct sandbox_command command = {.shell = shell, .keep = true};
+    struct sandbox_job *one = sandbox_run(stage->box, &command, &plain, &waiting);
+    stage_until(stage, &waiting.done);
+    sandbox_job_close(one);
+    return waiting.err.kind == ERR_NONE;
+}
+
+TEST_WITHIN(as_many_commands_as_one_likes_are_kept_one_after_the_other_and_only_so_many_at_once, 60)
+{
+    enum { MANY = 24, AT_ONCE = 16 };
+    begin();
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct err err = {0};
+        static struct waiting waiting[AT_ONCE + 1];
+        open_shared();
+        if (stage_open(stage, &stage->spec, &stage->box, &err) < 0)
+            _exit(3);
+        snprintf(shared->id, sizeof shared->id, "%s", sandbox_id(stage->box));
+        for (int i = 0; i < MANY; i++)
+            if (!keep("echo here"))
+                _exit(4);
+        static const struct sandbox_job_handlers plain = {.on_output = on_nothing,
+                                                          .on_exit = on_end};
+        struct sandbox_command command = {.shell = "sleep 1000", .keep = true};
+        for (int i = 0; i <= AT_ONCE; i++)
+            (void)sandbox_run(stage->box, &command, &plain, &waiting[i]);
+        stage_until(stage, &waiting[AT_ONCE].done);
+        _exit(waiting[AT_ONCE].err.kind == ERR_NONE ? 5 : waiting[0].done ? 6 : 0);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    EXPECT(WIFEXITED(status));
+    EXPECT_INT(WEXITSTATUS(status), 0);
+    struct err err = {0};
+    struct sandbox_kept kept;
+    open_shared();
+    stage->box = adopt(&err);
+    EXPECT_TEXT(err.text, "");
+    /* Those that are over made room; the others are known by the numbers they had. */
+    EXPECT(!sandbox_kept(stage->box, MANY - 1, &kept));
+    for (size_t i = MANY; i < MANY + AT_ONCE; i++)
+        EXPECT(sandbox_kept(stage->box, i, &kept) && !kept.over);
+    EXPECT(!sandbox_kept(stage->box, MANY + AT_ONCE, &kept));
+    EXPECT_INT(stage_close(stage, stage->box, &err), 0);
+    stage_end(stage);
+}

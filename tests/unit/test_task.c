@@ -539,6 +539,25 @@ TEST(host_variables_are_read_late_and_hidden_afterwards)
     task_secrets_hide(secrets, &text);
     EXPECT_STR(buf_str(&text), STR("it is [TASK_TEST_KEY], [TASK_TEST_KEY]!"));
 
+    /* One that is a part of another, and what a cut leaves of them. */
+    const char *const more[] = {"D=${TASK_TEST_LONG}", NULL};
+    setenv("TASK_TEST_LONG", "a very secret key", 1);
+    EXPECT_INT(task_env_resolve(task, more, &arena, &out, &secrets, &err), 0);
+    buf_clear(&text);
+    buf_str_append(&text, STR("a very secret key and very secret things"));
+    task_secrets_hide(secrets, &text);
+    EXPECT_STR(buf_str(&text), STR("[TASK_TEST_LONG] and [TASK_TEST_KEY] things"));
+    buf_clear(&text);
+    buf_str_append(&text, STR("ry secret key of a very secr"));
+    task_secrets_trim(secrets, &text, true);
+    EXPECT_STR(buf_str(&text), STR(" of a very secr"));
+    task_secrets_trim(secrets, &text, false);
+    EXPECT_STR(buf_str(&text), STR(" of "));
+    task_secrets_trim(secrets, &text, false);
+    EXPECT_STR(buf_str(&text), STR(" of "));
+    task_secrets_trim(NULL, &text, true);
+    EXPECT_STR(buf_str(&text), STR(" of "));
+
     const char *const missing[] = {"A=${TASK_TEST_NONE}", NULL};
     EXPECT_INT(task_env_resolve(task, missing, &arena, &out, NULL, &err), -1);
     EXPECT(strstr(err.text, "TASK_TEST_NONE") != NULL);

@@ -460,7 +460,7 @@ TEST(a_list_of_kept_commands_comes_back_as_it_was)
 {
     struct wire_kept kept[2] = {
         {.stream = 3, .flags = WIRE_KEPT_OVER, .from = 1u << 20, .to = (1u << 20) + 77, .input = 5},
-        {.stream = 9, .flags = 0, .from = 0, .to = 0, .input = 0, .input_room = WIRE_WINDOW},
+        {.stream = 9, .number = 41, .input_room = WIRE_WINDOW},
     };
     struct wire_kept back[WIRE_KEPT_MAX];
     OWN(buf) struct buf out = {0};
@@ -476,7 +476,7 @@ TEST(a_list_of_kept_commands_comes_back_as_it_was)
     EXPECT_INT(count, 2);
     EXPECT(back[0].stream == 3 && back[0].flags == WIRE_KEPT_OVER && back[0].from == 1u << 20 &&
            back[0].to == (1u << 20) + 77 && back[0].input == 5 && !back[0].input_room);
-    EXPECT(back[1].stream == 9 && back[1].input_room == WIRE_WINDOW);
+    EXPECT(back[1].stream == 9 && back[1].number == 41 && back[1].input_room == WIRE_WINDOW);
     EXPECT_INT(wire_decoder_next(&decoder, &frame, NULL), 1);
     EXPECT(wire_kept_read(frame.payload, back, &count, NULL) == 0 && count == 0);
     uint64_t position;
@@ -490,12 +490,14 @@ TEST(a_list_of_kept_commands_that_cannot_be_is_refused)
 {
     struct wire_kept back[WIRE_KEPT_MAX];
     struct wire_kept wrong[][2] = {
-        {{.stream = 2}, {.stream = 3}},                        /* not the host's number */
-        {{.stream = 3}, {.stream = 3}},                        /* twice */
-        {{.stream = 3, .from = 2, .to = 1}, {.stream = 5}},    /* ends before it begins */
-        {{.stream = 3, .to = WIRE_WINDOW + 1}, {.stream = 5}}, /* more than can be kept */
-        {{.stream = 3, .flags = 4}, {.stream = 5}},
-        {{.stream = 3, .input_room = WIRE_WINDOW + 1}, {.stream = 5}},
+        {{.stream = 2}, {.stream = 3, .number = 1}}, /* not the host's number */
+        {{.stream = 3}, {.stream = 3, .number = 1}}, /* twice */
+        {{.stream = 3, .number = 1}, {.stream = 5, .number = 1}},
+        {{.stream = 3, .from = 2, .to = 1}, {.stream = 5, .number = 1}}, /* ends before it begins */
+        {{.stream = 3, .to = WIRE_WINDOW + 1},
+         {.stream = 5, .number = 1}}, /* more than can be kept */
+        {{.stream = 3, .flags = 4}, {.stream = 5, .number = 1}},
+        {{.stream = 3, .input_room = WIRE_WINDOW + 1}, {.stream = 5, .number = 1}},
     };
     for (size_t i = 0; i < COUNT(wrong); i++) {
         OWN(buf) struct buf out = {0};
