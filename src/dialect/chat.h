@@ -21,7 +21,7 @@ bool chat_strip(struct json data, const struct dialect_reader_options *options, 
 void chat_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                        struct buf *out);
 void chat_write_error(int status, const char *code, struct str message, struct buf *out);
-void chat_write_models(struct str model, int64_t created_s, struct buf *out);
+void chat_write_models(struct str model, int64_t created_s, bool one, struct buf *out);
 void chat_write_delta(struct dialect_writer *writer, const struct trace_delta *delta,
                       struct buf *out);
 void chat_write_finish(struct dialect_writer *writer, enum trace_finish finish,

@@ -286,19 +286,23 @@ void chat_write_error(int status, const char *code, struct str message, struct b
     json_end_object(&writer);
 }
 
-void chat_write_models(struct str model, int64_t created_s, struct buf *out)
+void chat_write_models(struct str model, int64_t created_s, bool one, struct buf *out)
 {
     struct json_writer writer = {.out = out};
-    json_begin_object(&writer);
-    json_set_text(&writer, "object", "list");
-    json_key(&writer, "data");
-    json_begin_array(&writer);
+    if (!one) {
+        json_begin_object(&writer);
+        json_set_text(&writer, "object", "list");
+        json_key(&writer, "data");
+        json_begin_array(&writer);
+    }
     json_begin_object(&writer);
     json_set_str(&writer, "id", model);
     json_set_text(&writer, "object", "model");
     json_set_int(&writer, "created", created_s);
     json_set_text(&writer, "owned_by", "postern");
     json_end_object(&writer);
+    if (one)
+        return;
     json_end_array(&writer);
     json_end_object(&writer);
 }

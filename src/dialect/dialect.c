@@ -79,7 +79,11 @@ static bool path_matches(const struct dialect_path *row, struct str path, struct
         return matches_model_path(wanted, path, model);
     if (!row->prefix)
         return str_equal(path, wanted);
-    return str_starts(path, wanted) && (path.size == wanted.size || path.data[wanted.size] == '/');
+    if (!str_starts(path, wanted) || (path.size > wanted.size && path.data[wanted.size] != '/'))
+        return false;
+    if (path.size > wanted.size + 1)
+        *model = str_from(path, wanted.size + 1);
+    return true;
 }
 
 struct dialect_route dialect_find_route(struct str method, struct str path)
@@ -92,7 +96,8 @@ struct dialect_route dialect_find_route(struct str method, struct str path)
             struct str model = STR_NONE;
             if (!path_matches(row, path, &model))
                 continue;
-            if (str_is(method, row->method))
+            bool head = str_is(method, "HEAD") && str_is(str_of(row->method), "GET");
+            if (str_is(method, row->method) || head)
                 return (struct dialect_route){row->kind, dialects[i], model,
                                               str_find(path, STR(":stream")) > 0, true};
             route = (struct dialect_route){.kind = DIALECT_ROUTE_METHOD, .dialect = dialects[i]};
@@ -129,6 +134,11 @@ void dialect_write_count(const struct dialect *dialect, size_t tokens, struct bu
                tokens);
 }
 
+struct str dialect_route_model(const struct dialect_route *route, struct arena *arena)
+{
+    return route->encoded && route->model.data ? decode_model(route->model, arena) : route->model;
+}
+
 int dialect_read_request(const struct dialect_route *route, struct json body, struct arena *arena,
                          struct trace_request *out, struct err *err)
 {
@@ -149,7 +159,7 @@ int dialect_skim_request(const struct dialect_route *route, struct json body,
 {
     *out = (struct trace_request){0};
     if (route->dialect->model_in_path) {
-        out->model = route->encoded ? decode_model(route->model, arena) : route->model;
+        out->model = dialect_route_model(route, arena);
         out->stream = route->stream;
     }
     return route->dialect->read_request(body, skim, arena, out, err);
@@ -188,9 +198,9 @@ void dialect_write_error(const struct dialect *dialect, int status, const char *
 }
 
 void dialect_write_models(const struct dialect *dialect, struct str model, int64_t created_s,
-                          struct buf *out)
+                          bool one, struct buf *out)
 {
-    dialect->write_models(model, created_s, out);
+    dialect->write_models(model, created_s, one, out);
 }
 
 void dialect_write_keepalive(const struct dialect *dialect, struct buf *out)

@@ -37,12 +37,14 @@ enum dialect_route_kind {
 struct dialect_route {
     enum dialect_route_kind kind;
     const struct dialect *dialect; /* for errors too; NULL only with ROUTE_NONE */
-    struct str model;              /* where the path names it; else STR_NONE */
+    struct str model;              /* where the path names it, of MODELS too; else STR_NONE */
     bool stream;                   /* the path asks for a stream */
     bool encoded;                  /* `model` is as it stands in the path, percent and all */
 };
 /* `path` without its query; with and without the leading /v1. */
 struct dialect_route dialect_find_route(struct str method, struct str path);
+/* The route's model as text: percent signs decoded. */
+struct str dialect_route_model(const struct dialect_route *route, struct arena *arena);
 const struct dialect *dialect_find(const char *name); /* "chat"; NULL: no such dialect */
 const char *dialect_name(const struct dialect *dialect);
 /* Where a request goes below an upstream's base URL: "/chat/completions". */
@@ -124,9 +126,9 @@ void dialect_write_answer(const struct dialect *dialect, const struct trace_requ
 /* An error body for an HTTP status; `code` may be NULL. The content type is application/json. */
 void dialect_write_error(const struct dialect *dialect, int status, const char *code,
                          struct str message, struct buf *out);
-/* The list for GET .../models. */
+/* For GET .../models: the list, or with `one` just the model. */
 void dialect_write_models(const struct dialect *dialect, struct str model, int64_t created_s,
-                          struct buf *out);
+                          bool one, struct buf *out);
 
 /* A stream, piece by piece: begin, deltas, then finish. All text goes to `out`. */
 struct dialect_writer {

@@ -214,21 +214,25 @@ void google_write_error(int status, const char *code, struct str message, struct
     json_end_object(&json);
 }
 
-void google_write_models(struct str model, int64_t created_s, struct buf *out)
+void google_write_models(struct str model, int64_t created_s, bool one, struct buf *out)
 {
     (void)created_s;
     OWN(buf) struct buf name = {0};
     buf_format(&name, "models/%.*s", STR_ARGS(model));
     struct json_writer json = {.out = out};
-    json_begin_object(&json);
-    json_key(&json, "models");
-    json_begin_array(&json);
+    if (!one) {
+        json_begin_object(&json);
+        json_key(&json, "models");
+        json_begin_array(&json);
+    }
     json_begin_object(&json);
     json_set_str(&json, "name", buf_str(&name));
     json_set_str(&json, "displayName", model);
     json_set_raw(&json, "supportedGenerationMethods",
                  STR("[\"generateContent\",\"streamGenerateContent\",\"countTokens\"]"));
     json_end_object(&json);
+    if (one)
+        return;
     json_end_array(&json);
     json_end_object(&json);
 }

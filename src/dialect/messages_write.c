@@ -274,19 +274,23 @@ void messages_write_error(int status, const char *code, struct str message, stru
     json_end_object(&json);
 }
 
-void messages_write_models(struct str model, int64_t created_s, struct buf *out)
+void messages_write_models(struct str model, int64_t created_s, bool one, struct buf *out)
 {
     (void)created_s;
     struct json_writer json = {.out = out};
-    json_begin_object(&json);
-    json_key(&json, "data");
-    json_begin_array(&json);
+    if (!one) {
+        json_begin_object(&json);
+        json_key(&json, "data");
+        json_begin_array(&json);
+    }
     json_begin_object(&json);
     json_set_text(&json, "type", "model");
     json_set_str(&json, "id", model);
     json_set_str(&json, "display_name", model);
     json_set_text(&json, "created_at", "2026-01-01T00:00:00Z");
     json_end_object(&json);
+    if (one)
+        return;
     json_end_array(&json);
     json_set_bool(&json, "has_more", false);
     json_set_str(&json, "first_id", model);

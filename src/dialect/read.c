@@ -194,12 +194,14 @@ int read_texts(struct read_context *context, struct json body, const char *key,
     struct str *list = arena_alloc(context->arena, size * sizeof *list);
     if (!list)
         return read_out_of_room(context);
-    for (size_t i = 0; i < size; i++) {
-        struct json item = single ? value : json_at(value, i);
-        if (json_type(item) != JSON_STRING)
+    if (single && !(list[0] = json_str(value, context->arena)).data)
+        return read_out_of_room(context);
+    size_t at = 0;
+    JSON_EACH (item, single ? (struct json){0} : value) {
+        if (json_type(item.value) != JSON_STRING)
             return read_fail_type(context, key, "a string or an array of strings");
-        list[i] = json_str(item, context->arena);
-        if (!list[i].data)
+        list[at] = json_str(item.value, context->arena);
+        if (!list[at++].data)
             return read_out_of_room(context);
     }
     *out = list;

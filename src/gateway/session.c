@@ -239,12 +239,18 @@ static bool is_inlet(struct str host)
     return str_is(host, "127.0.0.1" INLET_PORT) || str_is(host, "localhost" INLET_PORT);
 }
 
+/* The one model there is, under its own name or the one that is asked for: calls take any. Two
+ * vendors share the path; one of them names its version. */
 static void answer_models(struct gateway_session *session, struct http_exchange *exchange,
-                          const struct dialect *dialect)
+                          const struct dialect_route *route)
 {
     OWN(buf) struct buf body = {0};
-    dialect_write_models(dialect, str_of(session->model->name), (int64_t)(clock_wall_ms() / 1000),
-                         &body);
+    OWN(arena) struct arena arena = {0};
+    bool messages = http_exchange_header(exchange, "anthropic-version").size > 0;
+    struct str asked = dialect_route_model(route, &arena);
+    dialect_write_models(messages ? &dialect_messages : route->dialect,
+                         asked.size ? asked : str_of(session->model->name),
+                         (int64_t)(clock_wall_ms() / 1000), asked.size > 0, &body);
     http_respond_json(exchange, 200, buf_str(&body));
 }
 
@@ -332,7 +338,7 @@ static void on_request(void *context, struct http_exchange *exchange)
         refuse_now(session, exchange, REFUSED_METHOD, 405, "this path has another method");
         return;
     case DIALECT_ROUTE_MODELS:
-        answer_models(session, exchange, route.dialect);
+        answer_models(session, exchange, &route);
         return;
     case DIALECT_ROUTE_COUNT:
         http_exchange_set_context(exchange, (void *)(uintptr_t)route.dialect);

@@ -196,6 +196,8 @@ static int read_number(struct parser *parser)
         if (skip_digits(parser) < 0)
             return -1;
     }
+    if (parser->at - start > JSON_NUMBER_BYTES_MAX)
+        return fail_at(parser, start, ERR_LIMIT, "a number is too long");
     return add_node(parser, JSON_NUMBER, start, 0);
 }
 

@@ -31,6 +31,10 @@ enum json_type {
 struct json_node;
 #define JSON_NODE_BYTES 16u /* of the tape, for each value and each key */
 
+/* Nobody needs longer ones, and what is read here is handed on: readers elsewhere stumble over them
+ * (Python refuses integers of more than 4300 digits, and with one the whole text around it). */
+#define JSON_NUMBER_BYTES_MAX 1024
+
 struct json_doc {
     struct str source;
     struct json_node *nodes;

@@ -555,6 +555,59 @@ TEST(a_request_that_is_none_is_refused_with_its_place)
     }
 }
 
+/* Quadratic, it would take minutes, and a neighbour's time. */
+TEST(a_long_list_of_stops_takes_time_in_proportion)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf body = {0};
+    struct trace_request request = {0};
+    struct err err = {0};
+    buf_str_append(&body, STR("{\"model\":\"m\",\"prompt\":\"x\",\"stop\":[\"a\""));
+    for (int i = 0; i < 400000; i++)
+        buf_str_append(&body, STR(",\"b\""));
+    buf_str_append(&body, STR("]}"));
+    EXPECT_INT(read_one("POST", "/v1/completions", buf_str(&body), &doc, &arena, &request, &err),
+               0);
+    EXPECT_INT(request.sampling.stop_count, 400001);
+    EXPECT_STR(request.sampling.stop[400000], STR("b"));
+}
+
+TEST(models_are_listed_or_shown_one_by_one)
+{
+    static const struct {
+        const struct dialect *dialect;
+        const char *path, *list, *one;
+    } rows[] = {
+        {&dialect_chat, "/v1/models", "{\"object\":\"list\",\"data\":[{\"id\":\"org/m\"",
+         "{\"id\":\"org/m\",\"object\":\"model\""},
+        {&dialect_messages, "/v1/models", "{\"data\":[{\"type\":\"model\",\"id\":\"org/m\"",
+         "{\"type\":\"model\",\"id\":\"org/m\""},
+        {&dialect_google, "/v1beta/models", "{\"models\":[{\"name\":\"models/org/m\"",
+         "{\"name\":\"models/org/m\""},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf list = {0};
+        OWN(buf) struct buf one = {0};
+        OWN(buf) struct buf path = {0};
+        struct dialect_route route = dialect_find_route(STR("HEAD"), str_of(rows[i].path));
+        EXPECT_INT(route.kind, DIALECT_ROUTE_MODELS);
+        EXPECT(!dialect_route_model(&route, &arena).size);
+        buf_format(&path, "%s/org%%2Fm", rows[i].path);
+        route = dialect_find_route(STR("GET"), buf_str(&path));
+        struct str name = dialect_route_model(&route, &arena);
+        EXPECT_STR(name, STR("org/m"));
+        dialect_write_models(rows[i].dialect, name, 1, false, &list);
+        dialect_write_models(rows[i].dialect, name, 1, true, &one);
+        EXPECT(str_starts(buf_str(&list), str_of(rows[i].list)));
+        EXPECT(str_starts(buf_str(&one), str_of(rows[i].one)));
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, buf_str(&list), NULL, NULL), 0);
+        EXPECT_INT(json_read(&doc, buf_str(&one), NULL, NULL), 0);
+    }
+}
+
 TEST(routes_are_found_with_and_without_their_version)
 {
     struct dialect_route route =

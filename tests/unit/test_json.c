@@ -238,6 +238,19 @@ TEST(numbers_keep_their_text_and_are_read_when_they_fit)
     EXPECT_STR(json_raw(json_at(root, 3)), STR("1e3"));
 }
 
+TEST(a_number_has_a_longest_spelling)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf text = {0};
+    struct err err = {0};
+    for (int i = 0; i < JSON_NUMBER_BYTES_MAX; i++)
+        buf_byte(&text, '7');
+    EXPECT_INT(json_read(&doc, buf_str(&text), NULL, &err), 0);
+    buf_byte(&text, '7');
+    EXPECT_INT(json_read(&doc, buf_str(&text), NULL, &err), -1);
+    EXPECT_INT(err.kind, ERR_LIMIT);
+}
+
 TEST(the_memory_of_a_document_is_reused)
 {
     OWN(json_doc) struct json_doc doc = {0};
