@@ -71,11 +71,12 @@ def test_an_agent_calls_tools_of_the_task_with_its_own_client(agents_postern, in
     assert result["fate"] == "ok" and result["reward"] == 1, (result, tail_of(postern, result))
     recorded, events = records(postern, result)
     said = [json.loads(event["text"]) for event in events if event["kind"] == "task_tool"]
-    assert [(e["by"], e.get("answer")) for e in said if "answer" in e] == [
-        ("task", {"result": "1\n"}), ("task", {"result": {"right": False, "tries": 1}}),
-        ("task", {"result": {"right": True, "tries": 3}})], said
+    answers = [(e["by"], e["answer"]["result"]) for e in said if "answer" in e]
+    # The first two are asked for at once: whoever is ready first is told first.
+    assert ("task", "1\n") in answers[:2] and ("task", {"right": False, "tries": 1}) in answers[:2], said
+    assert answers[2:] == [("task", {"right": True, "tries": 3})], said
     assert [e["failure"] for e in said if "failure" in e][0].endswith('it crashed, "badly"')
-    assert said[1]["arguments"] == {"guess": "no 'quotes' $(x)"}
+    assert {"guess": "no 'quotes' $(x)"} in [e["arguments"] for e in said[:2]], said
     # The model saw them: in its list of tools, and the results in what it was asked next.
     offered = [t["name"] for t in recorded[0]["request"]["tools"]]
     assert {tool("count_files"), tool("guess")} <= set(offered), offered
