@@ -253,12 +253,9 @@ static int read_tool(struct read_context *context, struct json tool, struct trac
     return 0;
 }
 
-static int read_tools(struct read_context *context, struct json body, struct trace_request *out)
+static int read_tool_list(struct read_context *context, struct json tools, const char *key,
+                          struct trace_request *out)
 {
-    const char *key = read_is_there(json_get(body, "tools")) ? "tools" : "functions";
-    struct json tools = json_get(body, key);
-    if (!read_is_there(tools))
-        return 0;
     if (json_type(tools) != JSON_ARRAY)
         return read_fail_type(context, key, "an array");
     struct trace_tool *list = read_room(context, tools, sizeof *list);
@@ -272,6 +269,18 @@ static int read_tools(struct read_context *context, struct json body, struct tra
     context->where = NULL;
     out->tools = list;
     out->tool_count = at;
+    return 0;
+}
+
+static int read_tools(struct read_context *context, struct json body, struct trace_request *out)
+{
+    const char *key = read_is_there(json_get(body, "tools")) ? "tools" : "functions";
+    struct json tools = json_get(body, key);
+    if (!read_is_there(tools))
+        return 0;
+    if (!read_skim_tools(context, tools, &out->tool_count) &&
+        read_tool_list(context, tools, key, out) < 0)
+        return -1;
     if (read_is_there(json_get(body, "tool_choice")))
         out->tool_choice = json_raw(json_get(body, "tool_choice"));
     return 0;

@@ -150,7 +150,15 @@ size_t dialect_skim_known(const uint32_t *ends, size_t count)
 {
     while (count && ends[count - 1] == DIALECT_SKIM_OPEN)
         count--;
-    return count > 1 && ends[0] != DIALECT_SKIM_OPEN ? count : 0;
+    return count;
+}
+
+bool dialect_tools_plain(const struct trace_request *request)
+{
+    for (size_t i = 0; i < request->tool_count; i++)
+        if (request->tools[i].custom || request->tools[i].space.size)
+            return false;
+    return true;
 }
 
 int dialect_skim_request(const struct dialect_route *route, struct json body,

@@ -67,26 +67,34 @@ extern const struct dialect dialect_completions;
 int dialect_read_request(const struct dialect_route *route, struct json body, struct arena *arena,
                          struct trace_request *out, struct err *err);
 
-/* Agents send their whole conversation with every call. The conversation is an array in the body
- * (messages, input); what is known of its first elements from an earlier request need not be read
- * again. A zeroed struct knows nothing and learns. */
+/* Agents send their whole conversation and all their tools with every call. The conversation is an
+ * array in the body (messages, input); what is known of its first elements from an earlier request
+ * need not be read again, nor a system prompt beside it (the front) and tools that are the same
+ * bytes, wherever they are. A zeroed struct knows nothing and learns. */
 #define DIALECT_SKIM_OPEN UINT32_MAX
 struct dialect_skim {
     /* In: the first `known` elements are those of an earlier request, byte for byte and at the same
-     * place, and these are its ends. Of them only the first is read; the messages of the others are
-     * counted and left blank. dialect_skim_known() says how many of them can be used. */
+     * place, and these are its ends. Their messages are counted and left blank.
+     * dialect_skim_known() says how many of them can be used. */
     size_t known;
     const uint32_t *known_ends;
     const char *known_array; /* where in the body they are; another array is read as a whole */
+    struct str known_front, known_tools; /* as JSON; data NULL: not known */
+    size_t known_tool_count;
     /* Out: where the conversation is in the body (data NULL: it cannot be skimmed), how many
      * messages come before it (a system prompt of its own), and for each element how many messages
      * there are up to its end; DIALECT_SKIM_OPEN where the next may add to the last message. */
     struct str array;
+    struct str front_value, tools; /* in the body; data NULL: there are none */
     size_t front;
     uint32_t *ends; /* in the arena */
     size_t count;
     size_t blank, blank_end; /* messages from..to that were not read; from == to: all were */
+    bool tools_blank;        /* they were counted, but not read: there is no list of them */
 };
+/* Whether an answer is written without a look at these tools: none takes free text, none is in a
+ * namespace. Only such may be left blank. */
+bool dialect_tools_plain(const struct trace_request *request);
 size_t dialect_skim_known(const uint32_t *ends, size_t count);
 int dialect_skim_request(const struct dialect_route *route, struct json body,
                          struct dialect_skim *skim, struct arena *arena, struct trace_request *out,

@@ -202,6 +202,8 @@ static int read_tools(struct read_context *context, struct json body, struct tra
 {
     struct json tools = json_get(body, "tools");
     size_t count = 0;
+    if (read_skim_tools(context, tools, &out->tool_count))
+        return 0;
     JSON_EACH (group, tools)
         count +=
             1 + json_size(get_either(group.value, "functionDeclarations", "function_declarations"));

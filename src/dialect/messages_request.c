@@ -202,33 +202,36 @@ static int read_turn(struct read_context *context, struct json turn, struct trac
     return read_fail_type(context, "role", "user, assistant or system");
 }
 
-static size_t messages_at_most(struct json turns)
+static size_t messages_at_most(const struct dialect_skim *skim, struct json turns)
 {
-    size_t count = 1; /* the system prompt */
+    size_t count = skim->known ? skim->blank_end : skim->front, at = 0;
     JSON_EACH (item, turns)
-        count += 1 + json_size(json_get(item.value, "content"));
+        if (at++ >= skim->known)
+            count += 1 + json_size(json_get(item.value, "content"));
     return count;
 }
 
 static int read_turns(struct read_context *context, struct json body, struct trace_request *out)
 {
-    struct json turns = json_get(body, "messages");
+    struct json turns = json_get(body, "messages"), system = json_get(body, "system");
     if (json_type(turns) != JSON_ARRAY || json_size(turns) == 0)
         return err_set(context->err, ERR_INPUT,
                        "messages must be an array with at least one message");
+    size_t front = read_is_there(system);
+    bool front_known = front && read_skim_front(context, system);
+    if (read_skim_begin(context, turns, front) < 0)
+        return -1;
     struct trace_message *list =
-        arena_alloc(context->arena, messages_at_most(turns) * sizeof *list);
+        arena_alloc(context->arena, messages_at_most(context->skim, turns) * sizeof *list);
     if (!list)
         return read_out_of_room(context);
     out->messages = list;
-    if (read_is_there(json_get(body, "system"))) {
+    out->message_count = front;
+    if (front && !front_known) {
         list[0].role = TRACE_SYSTEM;
-        if (read_parts(context, json_get(body, "system"), "system", any_block, &list[0]) < 0)
+        if (read_parts(context, system, "system", any_block, &list[0]) < 0)
             return -1;
-        out->message_count = 1;
     }
-    if (read_skim_begin(context, turns, out->message_count) < 0)
-        return -1;
     size_t at = 0;
     JSON_EACH (item, turns) {
         char where[40];
@@ -267,6 +270,8 @@ static int read_tools(struct read_context *context, struct json body, struct tra
 {
     struct json tools = json_get(body, "tools");
     if (!read_is_there(tools))
+        return 0;
+    if (read_skim_tools(context, tools, &out->tool_count))
         return 0;
     if (json_type(tools) != JSON_ARRAY)
         return read_fail_type(context, "tools", "an array");

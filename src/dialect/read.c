@@ -34,6 +34,28 @@ int read_text(struct read_context *context, struct json object, const char *key,
     return out->data ? 0 : read_out_of_room(context);
 }
 
+bool read_skim_front(struct read_context *context, struct json front)
+{
+    struct dialect_skim *skim = context->skim;
+    skim->front_value = json_raw(front);
+    skim->front = 1;
+    if (!skim->known_front.data || !str_equal(skim->front_value, skim->known_front))
+        return false;
+    skim->blank_end = 1;
+    return true;
+}
+
+bool read_skim_tools(struct read_context *context, struct json tools, size_t *count)
+{
+    struct dialect_skim *skim = context->skim;
+    skim->tools = json_raw(tools);
+    if (!skim->known_tools.data || !str_equal(skim->tools, skim->known_tools))
+        return false;
+    *count = skim->known_tool_count;
+    skim->tools_blank = true;
+    return true;
+}
+
 int read_skim_begin(struct read_context *context, struct json array, size_t front)
 {
     struct dialect_skim *skim = context->skim;
@@ -43,12 +65,13 @@ int read_skim_begin(struct read_context *context, struct json array, size_t fron
     skim->ends = read_room(context, array, sizeof *skim->ends);
     if (!skim->ends)
         return -1;
-    if (skim->known > skim->count || skim->known < 2 || skim->known_array != skim->array.data)
+    if (skim->known > skim->count || skim->known_array != skim->array.data)
         skim->known = 0;
     if (!skim->known)
         return 0;
     memcpy(skim->ends, skim->known_ends, skim->known * sizeof *skim->ends);
-    skim->blank = front + skim->ends[0];
+    if (!skim->blank_end)
+        skim->blank = front; /* which was read */
     skim->blank_end = front + skim->ends[skim->known - 1];
     return 0;
 }
@@ -56,7 +79,7 @@ int read_skim_begin(struct read_context *context, struct json array, size_t fron
 bool read_skim_known(struct read_context *context, size_t at, size_t *count)
 {
     const struct dialect_skim *skim = context->skim;
-    if (at == 0 || at >= skim->known)
+    if (at >= skim->known)
         return false;
     *count = skim->blank_end;
     return true;

@@ -29,6 +29,11 @@ struct read_context {
 bool read_is_there(struct json value); /* present and not null */
 int read_out_of_room(struct read_context *context);
 int read_fail_type(struct read_context *context, const char *key, const char *wanted);
+/* A system prompt beside the conversation, a message of its own. Whether it is known. Comes before
+ * read_skim_begin(). */
+bool read_skim_front(struct read_context *context, struct json front);
+/* Whether the tools are known; *count becomes their number. */
+bool read_skim_tools(struct read_context *context, struct json tools, size_t *count);
 /* The conversation: an array whose elements are read one after another. `front`: the messages that
  * come before it. */
 int read_skim_begin(struct read_context *context, struct json array, size_t front);

@@ -253,8 +253,10 @@ static int read_input(struct read_context *context, struct json body, struct tra
         return read_out_of_room(context);
     out->messages = list;
     if (read_is_there(instructions)) {
-        list[out->message_count].role = TRACE_SYSTEM;
-        if (add_content(context, instructions, "instructions", &list[out->message_count++]) < 0)
+        out->message_count = 1;
+        list[0].role = TRACE_SYSTEM;
+        if (!read_skim_front(context, instructions) &&
+            add_content(context, instructions, "instructions", &list[0]) < 0)
             return -1;
     }
     if (!single)
@@ -300,6 +302,8 @@ static int read_tools(struct read_context *context, struct json body, struct tra
 {
     struct json tools = json_get(body, "tools");
     if (!read_is_there(tools))
+        return 0;
+    if (read_skim_tools(context, tools, &out->tool_count))
         return 0;
     if (json_type(tools) != JSON_ARRAY)
         return read_fail_type(context, "tools", "an array");

@@ -53,7 +53,7 @@ void dialect_writer_deinit(struct dialect_writer *writer)
 
 const struct trace_tool *writer_tool(const struct trace_request *request, struct str name)
 {
-    for (size_t i = 0; i < request->tool_count; i++)
+    for (size_t i = 0; request->tools && i < request->tool_count; i++)
         if (str_equal(request->tools[i].name, name))
             return &request->tools[i];
     return NULL;

@@ -225,7 +225,7 @@ void request_recall(struct call *call); /* does nothing when it is there */
 void skim_digest(struct call *call);
 /* Reads call->body into call->doc and call->request, as far as it has to be read. */
 int skim_read(struct call *call, const struct dialect_route *route, struct err *err);
-/* All messages of call->request, also those that were known. */
+/* All messages and tools of call->request, also those that were known. */
 void request_whole(struct call *call);
 void skim_forget(struct call *call);
 
@@ -348,9 +348,12 @@ struct ancestor {
     /* For whoever grows out of it: skim.c. */
     const struct dialect *dialect;
     struct json_doc doc; /* its tape; empty: it was too large to be kept */
-    uint32_t *ends;      /* struct dialect_skim; NULL: not known */
-    size_t end_count, front, array_at;
-    bool plain; /* struct hold_view was known */
+    /* struct dialect_skim, its values in the body. */
+    uint32_t *ends; /* NULL: not known */
+    size_t end_count, front, tool_count, array_at;
+    struct str front_value, tools_value;
+    bool tools_plain; /* dialect_tools_plain() */
+    bool plain;       /* struct hold_view was known */
 };
 struct lineage {
     struct ancestor ancestors[LINEAGE_MAX];
@@ -515,7 +518,7 @@ struct call {
     struct arena arena;
     struct body *body;
     struct json_doc doc;      /* its tape */
-    struct dialect_skim skim; /* of its messages, those from..to may be blank: request_whole() */
+    struct dialect_skim skim; /* what of it is blank: request_whole() */
     struct arena request_arena;
     struct hold_view view; /* in mode gate */
     struct loop_timer quiet;
@@ -546,6 +549,7 @@ struct call {
     size_t parent_bytes; /* that the bodies share at the front */
     uint64_t *hashes;    /* of the messages; NULL: not known yet */
     bool hashed;         /* all of them; else those that are blank */
+    uint64_t tools_hash; /* 0: not known yet, or there are none */
     bool plain;          /* struct hold_view of the call it was skimmed from was known */
     uint32_t request_depth, prompt_depth;
     struct retry_key key;

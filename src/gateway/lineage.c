@@ -49,8 +49,12 @@ static uint64_t message_hash(const struct trace_message *message)
     return XXH3_64bits_digest(&state);
 }
 
-static uint64_t tools_hash(const struct trace_request *request)
+/* 0: there are none. */
+static uint64_t hash_tools(struct call *call)
 {
+    const struct trace_request *request = &call->request;
+    if (call->tools_hash || !request->tool_count)
+        return call->tools_hash;
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
     for (size_t i = 0; i < request->tool_count; i++) {
@@ -61,7 +65,8 @@ static uint64_t tools_hash(const struct trace_request *request)
         hash_str(&state, tool->space);
         XXH3_64bits_update(&state, &tool->custom, sizeof tool->custom);
     }
-    return request->tool_count ? XXH3_64bits_digest(&state) : 0;
+    call->tools_hash = XXH3_64bits_digest(&state);
+    return call->tools_hash;
 }
 
 static size_t shared_bytes(struct str a, struct str b)
@@ -211,15 +216,15 @@ void lineage_line(struct call *call, struct buf *out)
     if (call->parent >= 0) {
         const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
         size_t shared = shared_messages(parent, call);
-        if (shared < call->skim.blank_end) {
+        record.parent = parent->call_id;
+        record.shared_messages = (uint32_t)shared;
+        record.shared_tools = request.tool_count && hash_tools(call) == parent->tools;
+        if (shared < call->skim.blank_end || (call->skim.tools_blank && !record.shared_tools)) {
             request_whole(call);
             request = call->request;
         }
-        record.parent = parent->call_id;
-        record.shared_messages = (uint32_t)shared;
         request.messages += shared;
         request.message_count -= shared;
-        record.shared_tools = request.tool_count && tools_hash(&request) == parent->tools;
         if (record.shared_tools)
             request.tool_count = 0;
         record.request = &request;
@@ -249,7 +254,7 @@ const struct ancestor *lineage_continued(struct call *call, size_t *messages)
         size_t count = at->message_count;
         if (!at->answered || !at->ids.size || call->request.message_count <= count + 1)
             continue;
-        if (shared_messages(at, call) < count || at->tools != tools_hash(&call->request))
+        if (shared_messages(at, call) < count || at->tools != hash_tools(call))
             continue;
         if (call->skim.blank < call->skim.blank_end && count < call->skim.blank_end)
             request_whole(call);
@@ -293,12 +298,16 @@ static void keep_skim(struct call *call, struct ancestor *place)
         place->doc = call->doc;
         call->doc = (struct json_doc){0};
     }
+    place->front = skim->front;
+    place->front_value = skim->front_value;
+    place->tools_value = skim->tools;
+    place->tool_count = call->request.tool_count;
+    place->tools_plain = skim->tools_blank || dialect_tools_plain(&call->request);
     if (!skim->array.data || !skim->count)
         return;
     place->ends = mem_alloc(skim->count * sizeof *place->ends);
     memcpy(place->ends, skim->ends, skim->count * sizeof *place->ends);
     place->end_count = skim->count;
-    place->front = skim->front;
     place->array_at = (size_t)(skim->array.data - place->body->bytes.data);
 }
 
@@ -315,7 +324,7 @@ void lineage_add(struct call *call)
     memcpy(place->call_id, call->record.id, sizeof place->call_id);
     place->request_depth = call->request_depth;
     place->prompt_depth = call->prompt_depth;
-    place->tools = tools_hash(request);
+    place->tools = hash_tools(call);
     place->message_count = request->message_count;
     hash_messages(call);
     place->hashes = TAKE(call->hashes);

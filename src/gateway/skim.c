@@ -3,9 +3,10 @@
  * A request of 600 KB differs from the one before it in its last few hundred bytes. The bytes are
  * compared with those of the calls a session remembers (lineage.c), newest first; what is the same
  * at the front is known: its digest (a hash goes on from where it was, every 64 KB), its place on
- * the tape (json_read_on), its messages (dialect_skim_request) and their hashes. Only the rest is
- * read. The result is the same as if all had been read, but that messages in the middle are blank:
- * who wants to look at all of them calls request_whole() first. */
+ * the tape (json_read_on), its messages (dialect_skim_request) and their hashes; and so are a
+ * system prompt and tools that are the same bytes elsewhere in the body. Only the rest is read. The
+ * result is the same as if all had been read, but that most messages and the tools are blank: who
+ * wants to look at all of them calls request_whole() first. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,7 +119,7 @@ static bool may_leave_blank(const struct call *call)
  * that end before the first difference. */
 static size_t known_elements(const struct call *call, const struct ancestor *parent, size_t shared)
 {
-    if (!parent->ends || parent->dialect != call->dialect || shared <= parent->array_at)
+    if (!parent->ends || shared <= parent->array_at)
         return 0;
     size_t count = 0;
     struct json array = json_at_byte(&call->doc, parent->array_at);
@@ -137,10 +138,13 @@ static int read_request(struct call *call, const struct dialect_route *route,
 {
     struct dialect_skim *skim = &call->skim;
     *skim = (struct dialect_skim){0};
-    if (parent && may_leave_blank(call)) {
+    if (parent && may_leave_blank(call) && parent->dialect == call->dialect) {
         skim->known = known_elements(call, parent, shared);
         skim->known_ends = parent->ends;
         skim->known_array = call->doc.source.data + parent->array_at;
+        skim->known_front = parent->front_value;
+        skim->known_tools = parent->tools_plain ? parent->tools_value : STR_NONE;
+        skim->known_tool_count = parent->tool_count;
     }
     return dialect_skim_request(route, json_root(&call->doc), skim, &call->request_arena,
                                 &call->request, err);
@@ -179,6 +183,7 @@ int skim_read(struct call *call, const struct dialect_route *route, struct err *
     free(call->hashes);
     call->hashes = NULL;
     call->hashed = false;
+    call->tools_hash = skim->tools_blank ? parent->tools : 0;
     if (skim->blank == skim->blank_end)
         return 0;
     call->plain = parent->plain;
@@ -193,7 +198,7 @@ void request_whole(struct call *call)
 {
     struct dialect_skim *skim = &call->skim;
     request_recall(call);
-    if (skim->blank == skim->blank_end)
+    if (skim->blank == skim->blank_end && !skim->tools_blank)
         return;
     struct dialect_route route = {DIALECT_ROUTE_CALL, call->dialect, call->request.model,
                                   call->request.stream};
@@ -225,5 +230,6 @@ void skim_forget(struct call *call)
     free(call->hashes);
     call->hashes = NULL;
     call->hashed = false;
+    call->tools_hash = 0;
     call->skim = (struct dialect_skim){0};
 }

@@ -108,7 +108,7 @@ struct trace_request {
     struct str model;
     const struct trace_message *messages;
     size_t message_count;
-    const struct trace_tool *tools;
+    const struct trace_tool *tools; /* NULL, and yet some: they were counted, but not read */
     size_t tool_count;
     struct str tool_choice; /* raw JSON; STR_NONE: not said */
     /* Further settings as chat completions name them, where the agent's dialect has other names: a

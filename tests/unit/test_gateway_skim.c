@@ -1,7 +1,7 @@
 /* What is skimmed is what reading all of it gives. Conversations of every dialect grow, change,
- * shrink and break at random through one session; whether a call was taken, the messages that
- * calls.jsonl adds up to, and the request that the journal gives back are compared with the body
- * itself, read as a whole. */
+ * shrink and break at random through one session; whether a call was taken, the messages and tools
+ * that calls.jsonl adds up to, and the request that the journal gives back are compared with the
+ * body itself, read as a whole. */
 #include "dialect/dialect.h"
 #include "test_gateway.h"
 
@@ -23,6 +23,7 @@ struct talk {
     char *elements[ELEMENTS_MAX];
     size_t count;
     uint32_t system, nonce, order;
+    uint32_t tools, tools_last; /* which; whether they come behind the conversation */
 };
 
 /* With escapes, and with letters of more than one byte. */
@@ -101,6 +102,41 @@ static void put_array(const struct talk *talk, struct buf *out)
     buf_byte(out, ']');
 }
 
+/* None, some, the same otherwise described, one that takes free text, and what is no list of tools.
+ */
+static void put_tools(const struct talk *talk, struct buf *out)
+{
+    static const char *const shapes[][3] = {
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"does "
+         "\\\"%u\\\"\","
+         "\"parameters\":{\"type\":\"object\"}}},{\"type\":\"function\",\"function\":{\"name\":"
+         "\"g\"}}]",
+         "\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"f%u\"}}]",
+         "\"functions\":[{\"name\":\"f%u\",\"parameters\":{}}]"},
+        {"\"tools\":[{\"name\":\"f\",\"description\":\"does "
+         "\\\"%u\\\"\",\"input_schema\":{\"type\":\"object\"}},"
+         "{\"name\":\"g\"}]",
+         "\"tools\":[{\"type\":\"web\",\"name\":\"w%u\"}]", "\"tools\":[]"},
+        {"\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":\"does "
+         "\\\"%u\\\"\",\"parameters\":{}}]",
+         "\"tools\":[{\"type\":\"custom\",\"name\":\"f%u\"}]",
+         "\"tools\":[{\"type\":\"namespace\",\"name\":\"s%u\",\"tools\":[{\"type\":\"function\","
+         "\"name\":\"f\"}]}]"}};
+    size_t dialect = talk->dialect == &dialect_chat       ? 0
+                     : talk->dialect == &dialect_messages ? 1
+                                                          : 2;
+    if (!talk->tools)
+        return;
+    const char *at = shapes[dialect][talk->tools % 3];
+    const char *number = strstr(at, "%u");
+    buf_str_append(out, number ? str_make(at, (size_t)(number - at)) : str_of(at));
+    if (number)
+        buf_format(out, "%u%s", talk->tools / 3, number + 2);
+    buf_byte(out, ',');
+    if (talk->tools == 7)
+        buf_str_append(out, STR("\"tool_choice\":\"auto\","));
+}
+
 static void put_body(const struct talk *talk, struct buf *out)
 {
     const char *key = talk->dialect == &dialect_responses ? "input" : "messages";
@@ -110,6 +146,8 @@ static void put_body(const struct talk *talk, struct buf *out)
     buf_format(out, "{\"model\":\"m\",\"metadata\":{\"n\":\"%012u\"},", talk->nonce);
     if (talk->order == 0 && talk->system)
         buf_format(out, "\"%s\":\"be %u\",", system, talk->system);
+    if (!talk->tools_last)
+        put_tools(talk, out);
     /* Twice: the last one counts. Its first element is the same, its others are not. */
     OWN(buf) struct buf other = {0};
     buf_format(&other, "[%s", talk->elements[0]);
@@ -124,7 +162,10 @@ static void put_body(const struct talk *talk, struct buf *out)
         buf_format(out, ",\"%s\":%.*s", key, STR_ARGS(buf_str(&other)));
     if (talk->order != 0 && talk->system)
         buf_format(out, ",\"%s\":\"be %u\"", system, talk->system);
-    buf_str_append(out, STR(",\"max_tokens\":50,\"temperature\":0.5}"));
+    buf_byte(out, ',');
+    if (talk->tools_last)
+        put_tools(talk, out);
+    buf_str_append(out, STR("\"max_tokens\":50,\"temperature\":0.5}"));
 }
 
 static void drop(struct talk *talk, size_t from)
@@ -135,7 +176,7 @@ static void drop(struct talk *talk, size_t from)
 
 static void change(struct talk *talk)
 {
-    uint32_t kind = dice(12);
+    uint32_t kind = dice(14);
     if (!talk->count || kind < 6 || talk->count < 3) {
         for (uint32_t i = 1 + dice(3); i && talk->count < ELEMENTS_MAX; i--)
             talk->elements[talk->count++] = element(talk->dialect);
@@ -162,6 +203,12 @@ static void change(struct talk *talk)
     case 10:
         talk->system = dice(3);
         return;
+    case 11:
+        talk->tools = dice(8);
+        return;
+    case 12:
+        talk->tools_last = !talk->tools_last;
+        return;
     default:
         talk->order = dice(4);
     }
@@ -170,7 +217,8 @@ static void change(struct talk *talk)
 /* Wrong somewhere, often near the end, where only the tail is read. */
 static void spoil(struct buf *body)
 {
-    static const char *const odd[] = {"\"", "}", "]", ",", "\\", "x", "{\"role\":7},", "\x01"};
+    static const char *const odd[] = {"\"",   "}", "]", ",", "\\", "x", "{\"role\":7},",
+                                      "\x01", "7,"};
     size_t at = dice(3) ? body->size - 1 - dice((uint32_t)(body->size < 90 ? body->size : 90))
                         : dice((uint32_t)body->size);
     OWN(buf) struct buf made = {0};
@@ -183,29 +231,35 @@ static void spoil(struct buf *body)
 
 /* ---------------------------------------------------------------- what is right */
 
-/* The messages of a body that was read as a whole, as calls.jsonl has them; false: it is none. */
-static bool read_whole(const struct dialect *dialect, struct str body, struct buf *out)
+struct expected {
+    char id[ID_MAX];
+    struct buf body, messages, tools; /* the journal's, the line's */
+};
+
+/* Messages and tools of a body that was read as a whole, as calls.jsonl has them; false: it is
+ * none.
+ */
+static bool read_whole(const struct dialect *dialect, struct expected *out)
 {
     static const struct json_limits limits = {.depth_max = 64, .nodes_max = 4 << 20};
     OWN(json_doc) struct json_doc doc = {0};
     OWN(arena) struct arena arena = {0};
     struct trace_request request;
     struct dialect_route route = {DIALECT_ROUTE_CALL, dialect, STR_NONE, false};
-    if (json_read(&doc, body, &limits, NULL) < 0 ||
+    if (json_read(&doc, buf_str(&out->body), &limits, NULL) < 0 ||
         dialect_read_request(&route, json_root(&doc), &arena, &request, NULL) < 0)
         return false;
-    struct json_writer writer = {.out = out};
+    struct json_writer writer = {.out = &out->messages}, tools = {.out = &out->tools};
     json_begin_array(&writer);
     for (size_t i = 0; i < request.message_count; i++)
         trace_message_write(&request.messages[i], &writer);
     json_end_array(&writer);
+    json_begin_array(&tools);
+    for (size_t i = 0; i < request.tool_count; i++)
+        trace_tool_write(&request.tools[i], &tools);
+    json_end_array(&tools);
     return true;
 }
-
-struct expected {
-    char id[ID_MAX];
-    struct buf body, messages; /* the journal's, the line's */
-};
 
 /* Puts a line's messages together with its parent's. */
 static void add_up(struct json line, const struct expected *all, size_t count, struct buf *out)
@@ -226,6 +280,21 @@ static void add_up(struct json line, const struct expected *all, size_t count, s
     JSON_EACH (item, json_get(json_get(line, "request"), "messages"))
         json_put_raw(&writer, json_raw(item.value));
     json_end_array(&writer);
+}
+
+/* The tools that a line says it has. */
+static void tools_of(struct json line, const struct expected *all, size_t count, struct buf *out)
+{
+    OWN(arena) struct arena arena = {0};
+    struct str parent = json_str(json_get(line, "parent"), &arena);
+    struct json own = json_get(json_get(line, "request"), "tools");
+    if (!json_true(json_get(line, "shared_tools"))) {
+        buf_str_append(out, json_exists(own) ? json_raw(own) : STR("[]"));
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        if (str_is(parent, all[i].id))
+            buf_str_append(out, buf_str(&all[i].tools));
 }
 
 static void answer_any(struct world *world, struct http_exchange *exchange)
@@ -260,13 +329,15 @@ static void check_lines(struct world *world, struct expected *all, size_t count)
     for (size_t i = 0; i < count; i++) {
         OWN(json_doc) struct json_doc doc = {0};
         OWN(arena) struct arena arena = {0};
-        OWN(buf) struct buf messages = {0}, request = {0};
+        OWN(buf) struct buf messages = {0}, tools = {0}, request = {0};
         struct str line = str_cut(&rest, '\n');
         EXPECT_INT(json_read(&doc, line, NULL, NULL), 0);
         struct str id = json_str(json_get(json_root(&doc), "call_id"), &arena);
         snprintf(all[i].id, sizeof all[i].id, "%.*s", STR_ARGS(id));
         add_up(json_root(&doc), all, i, &messages);
         EXPECT_STR(buf_str(&messages), buf_str(&all[i].messages));
+        tools_of(json_root(&doc), all, i, &tools);
+        EXPECT_STR(buf_str(&tools), buf_str(&all[i].tools));
         struct err err = {0};
         (void)store_read_request(world->store, all[i].id, &request, &err);
         EXPECT_TEXT(err.text, "");
@@ -299,10 +370,11 @@ static void converse(uint64_t start, const char *mode)
         struct expected *expected = &all[taken];
         buf_clear(&expected->body);
         buf_clear(&expected->messages);
+        buf_clear(&expected->tools);
         put_body(talk, &expected->body);
         if (dice(8) == 0)
             spoil(&expected->body);
-        bool good = read_whole(talk->dialect, buf_str(&expected->body), &expected->messages);
+        bool good = read_whole(talk->dialect, expected);
         struct reply reply;
         agent_ask_at(&world, &reply, spoken[at].path, buf_str(&expected->body));
         reply_wait(&reply);
@@ -318,6 +390,7 @@ static void converse(uint64_t start, const char *mode)
     for (size_t i = 0; i < STEPS; i++) {
         buf_deinit(&all[i].body);
         buf_deinit(&all[i].messages);
+        buf_deinit(&all[i].tools);
     }
     for (size_t i = 0; i < COUNT(talks); i++)
         drop(&talks[i], 0);
