@@ -34,5 +34,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(whole.count == on.count);
         CHECK(!whole.count || memcmp(whole.nodes, on.nodes, whole.count * 16) == 0);
     }
+    /* In place, for the last time. */
+    struct err last_err = {0};
+    int expected = json_read(&whole, second, NULL, NULL);
+    CHECK(json_read_on(&before, second, &before, shared, NULL, &last_err) == expected);
+    CHECK(whole.count == before.count);
+    CHECK(!whole.count || memcmp(whole.nodes, before.nodes, whole.count * 16) == 0);
     return 0;
 }

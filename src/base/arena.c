@@ -55,6 +55,16 @@ void arena_recycle(struct arena *arena, size_t bytes_max)
     arena->bytes_used = 0;
 }
 
+size_t arena_room(const struct arena *arena)
+{
+    size_t room = 0;
+    for (struct arena_block *block = arena->blocks; block; block = block->next)
+        room += sizeof *block + block->size;
+    for (struct arena_block *block = arena->spare; block; block = block->next)
+        room += sizeof *block + block->size;
+    return room;
+}
+
 /* The first spare block that is large enough; NULL: none. */
 static struct arena_block *take_spare(struct arena *arena, size_t size)
 {

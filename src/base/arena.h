@@ -19,6 +19,7 @@ void arena_deinit(struct arena *arena);
 /* Everything in it is gone, its memory is kept for what comes; more than `bytes_max` is given back.
  */
 void arena_recycle(struct arena *arena, size_t bytes_max);
+size_t arena_room(const struct arena *arena); /* bytes it holds, used or not */
 static inline void own_arena(struct arena *arena)
 {
     arena_deinit(arena);

@@ -21,8 +21,8 @@ void call_free(void *argument)
     struct gateway_session *session = call->session;
     dialect_reader_free(call->reader);
     call_stop_writing(call);
-    skim_forget(call);
-    loop_timer_stop(&call->quiet);
+    request_over(call);
+    skim_forget(call, true);
     arena_deinit(&call->arena);
     body_unref(call->body);
     buf_deinit(&call->rewritten);

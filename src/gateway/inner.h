@@ -220,6 +220,7 @@ void hold_close(struct hold *hold);
  * before anybody looks at it. */
 void request_quiet(struct call *call);
 void request_recall(struct call *call); /* does nothing when it is there */
+void request_over(struct call *call);
 
 /* ---------------------------------------------------------------- skim.c */
 void skim_digest(struct call *call);
@@ -227,7 +228,8 @@ void skim_digest(struct call *call);
 int skim_read(struct call *call, const struct dialect_route *route, struct err *err);
 /* All messages and tools of call->request, also those that were known. */
 void request_whole(struct call *call);
-void skim_forget(struct call *call);
+/* `all`: also the tape that was its parent's. */
+void skim_forget(struct call *call, bool all);
 
 /* What the gate keeps of a call; written and freed on its loop. */
 void *hold_object_new(struct body *body, const struct dialect *dialect,
@@ -309,7 +311,8 @@ struct gateway {
     struct list clients;
     size_t remembered_bytes; /* of answers, over all sessions: retry.c */
     struct dialect_scratch scratch;
-    struct buf gathered; /* of a piece that is being read: what goes on to the agent */
+    struct buf gathered;      /* of a piece that is being read: what goes on to the agent */
+    size_t kept_bytes;        /* of requests of calls that wait: hold_request.c */
     struct arena spare_arena; /* memory of requests that are forgotten, for the next one */
     struct json_doc spare_doc;
     atomic_uint_fast64_t calls, answered, broken, refused, retries, redelivered, connections;
@@ -518,11 +521,13 @@ struct call {
     struct arena arena;
     struct body *body;
     struct json_doc doc;      /* its tape */
+    bool tape_moved;          /* it was the parent's */
     struct dialect_skim skim; /* what of it is blank: request_whole() */
     struct arena request_arena;
     struct hold_view view; /* in mode gate */
     struct loop_timer quiet;
     bool request_away; /* forgotten: hold_request.c */
+    size_t kept_bytes; /* of the request, while it waits */
     struct trace_request request;
     struct trace_answer answer;
     struct trace_call record;

@@ -150,7 +150,8 @@ static int read_request(struct call *call, const struct dialect_route *route,
                                 &call->request, err);
 }
 
-/* From the lane's last request: what is forgotten leaves no holes between what stays. */
+/* For a body that has to be read whole, from the lane's last one: what is forgotten leaves no holes
+ * between what stays. */
 static void take_memory(struct call *call)
 {
     struct gateway *gateway = call->session->gateway;
@@ -164,15 +165,31 @@ static void take_memory(struct call *call)
     }
 }
 
-int skim_read(struct call *call, const struct dialect_route *route, struct err *err)
+/* A call that goes on from its parent takes the tape along: it will take the parent's place. One
+ * that only begins the same way gets a copy. */
+static int read_tape(struct call *call, size_t shared, struct err *err)
 {
     struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
     struct str body = buf_str(&call->body->bytes);
-    size_t shared;
-    take_memory(call);
-    const struct ancestor *parent = lineage_parent(call, &shared);
+    struct ancestor *parent =
+        call->parent < 0 ? NULL : &call->session->lineage.ancestors[call->parent];
     const struct json_doc *before = parent && parent->doc.count ? &parent->doc : NULL;
-    if (json_read_on(&call->doc, body, before, shared, &limits, err) < 0) {
+    call->tape_moved = before && shared >= parent->body->bytes.size / 8 * 7;
+    if (call->tape_moved) {
+        call->doc = parent->doc;
+        parent->doc = (struct json_doc){0};
+        before = &call->doc;
+    } else {
+        take_memory(call);
+    }
+    return json_read_on(&call->doc, body, before, shared, &limits, err);
+}
+
+int skim_read(struct call *call, const struct dialect_route *route, struct err *err)
+{
+    size_t shared;
+    const struct ancestor *parent = lineage_parent(call, &shared);
+    if (!call->doc.count && read_tape(call, shared, err) < 0) {
         if (err)
             err->kind = ERR_INPUT; /* too deep is as wrong as malformed */
         return -1;
@@ -213,7 +230,7 @@ void request_whole(struct call *call)
         call->request = whole;
 }
 
-void skim_forget(struct call *call)
+void skim_forget(struct call *call, bool all)
 {
     struct gateway *gateway = call->session->gateway;
     arena_recycle(&call->request_arena, SPARE_BYTES_MAX);
@@ -222,11 +239,14 @@ void skim_forget(struct call *call)
         call->request_arena.spare = NULL;
     }
     arena_deinit(&call->request_arena);
-    if (!gateway->spare_doc.nodes && call->doc.capacity * JSON_NODE_BYTES <= SPARE_BYTES_MAX) {
+    bool keep_tape = call->tape_moved && !all;
+    if (!keep_tape && !gateway->spare_doc.nodes &&
+        call->doc.capacity * JSON_NODE_BYTES <= SPARE_BYTES_MAX) {
         gateway->spare_doc = call->doc;
         call->doc = (struct json_doc){0};
     }
-    json_doc_deinit(&call->doc);
+    if (!keep_tape)
+        json_doc_deinit(&call->doc);
     free(call->hashes);
     call->hashes = NULL;
     call->hashed = false;

@@ -398,16 +398,18 @@ static bool go_on(struct parser *parser, const struct json_doc *before, size_t s
             cut_depth = depth;
         container = inner;
     }
-    if (cut.open == NO_PARENT || cut.nodes >= parser->nodes_max || before == doc)
+    if (cut.open == NO_PARENT || cut.nodes >= parser->nodes_max)
         return false;
     if (doc->capacity < cut.nodes + 64) {
         doc->capacity = cut.nodes + 64 + cut.nodes / 8;
         if (doc->capacity > parser->nodes_max)
             doc->capacity = parser->nodes_max;
-        free(doc->nodes);
-        doc->nodes = mem_alloc(doc->capacity * sizeof *doc->nodes);
+        if (before != doc)
+            free(TAKE(doc->nodes));
+        doc->nodes = mem_grow(doc->nodes, doc->capacity * sizeof *doc->nodes);
     }
-    memcpy(doc->nodes, before->nodes, cut.nodes * sizeof *doc->nodes);
+    if (before != doc)
+        memcpy(doc->nodes, before->nodes, cut.nodes * sizeof *doc->nodes);
     doc->count = cut.nodes;
     for (uint32_t i = 0; i < cut_depth; i++) {
         struct json_node *open = &doc->nodes[path[i]];
@@ -426,11 +428,13 @@ int json_read_on(struct json_doc *doc, struct str source, const struct json_doc 
                  size_t shared, const struct json_limits *limits, struct err *err)
 {
     doc->source = source;
-    doc->count = 0;
-    if (source.size >= UINT32_MAX)
-        return err_set(err, ERR_LIMIT, "more than 4 GB of JSON");
-    if (source.size == 0)
-        return err_set(err, ERR_INPUT, "line 1, column 1: the text ends too early");
+    if (before != doc)
+        doc->count = 0;
+    if (source.size >= UINT32_MAX || source.size == 0) {
+        doc->count = 0;
+        return source.size ? err_set(err, ERR_LIMIT, "more than 4 GB of JSON")
+                           : err_set(err, ERR_INPUT, "line 1, column 1: the text ends too early");
+    }
     uint32_t nodes_max = limits && limits->nodes_max ? limits->nodes_max : NODES_MAX;
     struct parser parser = {
         .doc = doc,
@@ -443,6 +447,8 @@ int json_read_on(struct json_doc *doc, struct str source, const struct json_doc 
         .err = err,
     };
     bool known = before && shared <= source.size && go_on(&parser, before, shared);
+    if (!known)
+        doc->count = 0;
     if (read_document(&parser, known) < 0) {
         doc->count = 0;
         return -1;
@@ -458,7 +464,7 @@ int json_read(struct json_doc *doc, struct str source, const struct json_limits 
 
 void json_doc_trim(struct json_doc *doc)
 {
-    if (doc->count && doc->capacity > doc->count + doc->count / 8) {
+    if (doc->count && doc->capacity > doc->count + doc->count / 4 + 64) {
         doc->nodes = mem_grow(doc->nodes, doc->count * sizeof *doc->nodes);
         doc->capacity = doc->count;
     }

@@ -58,10 +58,11 @@ int json_read(struct json_doc *doc, struct str source, const struct json_limits 
               struct err *err);
 /* The same, faster, for a text whose first `shared` bytes are those of the text that `before` is
  * the tape of: only what follows them is read. The result is the same, byte for byte and error for
- * error; both must be read with the same limits. `before` may be NULL. */
+ * error; both must be read with the same limits. `before` may be NULL, or `doc` itself, whose tape
+ * then becomes the new one without being copied; after an error it is gone. */
 int json_read_on(struct json_doc *doc, struct str source, const struct json_doc *before,
                  size_t shared, const struct json_limits *limits, struct err *err);
-/* Gives back what the tape does not need, for one that is kept. */
+/* Gives back what the tape does not need, for one that is kept; some room to grow stays. */
 void json_doc_trim(struct json_doc *doc);
 void json_doc_deinit(struct json_doc *doc);
 static inline void own_json_doc(struct json_doc *doc)

@@ -96,11 +96,14 @@ static bool same(const struct json_doc *a, const struct json_doc *b)
 static bool compare(const struct json_doc *before, struct str text, size_t shared)
 {
     static const struct json_limits limits = {.depth_max = 12, .nodes_max = 500};
-    OWN(json_doc) struct json_doc whole = {0}, on = {0};
-    struct err whole_err = {0}, on_err = {0};
+    OWN(json_doc) struct json_doc whole = {0}, on = {0}, moved = {0};
+    struct err whole_err = {0}, on_err = {0}, moved_err = {0};
     int expected = json_read(&whole, text, &limits, &whole_err);
     int got = json_read_on(&on, text, before, shared, &limits, &on_err);
-    if (expected == got && same(&whole, &on) && strcmp(whole_err.text, on_err.text) == 0)
+    (void)json_read(&moved, before->source, &limits, NULL); /* as `before` was */
+    int then = json_read_on(&moved, text, &moved, shared, &limits, &moved_err);
+    if (expected == got && same(&whole, &on) && strcmp(whole_err.text, on_err.text) == 0 &&
+        expected == then && same(&whole, &moved) && strcmp(whole_err.text, moved_err.text) == 0)
         return true;
     printf("  after %.*s\n  (%zu bytes of it)\n  text %.*s\n  %d '%s', not %d '%s'\n",
            STR_ARGS(before->source), shared, STR_ARGS(text), got, on_err.text, expected,
