@@ -77,7 +77,7 @@ static void check_round_trip(const char *name, const struct trace_request *reque
     struct trace_answer again;
     struct err err = {0};
     for (size_t piece = 0; piece < 4; piece++) {
-        struct dialect_writer writer;
+        OWN(dialect_writer) struct dialect_writer writer = {0};
         buf_clear(&out);
         dialect_writer_init(&writer, &dialect_chat, &asked, plain.id, plain.model, 5);
         dialect_writer_answer(&writer, &plain, piece, &out);
