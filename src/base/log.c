@@ -43,27 +43,50 @@ static size_t quote(char *out, size_t room, const char *text)
     return used;
 }
 
-void log_write(enum log_level level, const char *room, const char *subject, const char *format, ...)
+static void put(enum log_level level, const char *room, const char *rollout, const char *subject,
+                const char *text)
 {
     static const char *const names[] = {"debug", "info", "warn", "error", "off"};
+    char quoted[1400], time[32], line[LINE_MAX_BYTES];
+    quote(quoted, sizeof quoted, text);
+    clock_format(clock_wall_ms(), time, sizeof time);
+    const char *both = rollout && subject ? " " : "";
+    rollout = rollout ? rollout : "";
+    subject = subject ? subject : "";
+    int used =
+        as_json ? snprintf(line, sizeof line,
+                           "{\"time\":\"%s\",\"level\":\"%s\",\"room\":\"%s\",\"id\":\"%s\","
+                           "%s%s%s\"text\":\"%s\"}\n",
+                           time, names[level], room, subject, *rollout ? "\"rollout\":\"" : "",
+                           rollout, *rollout ? "\"," : "", quoted)
+                : snprintf(line, sizeof line, "%s %-5s %s%s%s%s%s: %s\n", time, names[level], room,
+                           *rollout || *subject ? " " : "", rollout, both, subject, quoted);
+    if (used >= (int)sizeof line)
+        used = (int)sizeof line - 1;
+    (void)!write(STDERR_FILENO, line, (size_t)used);
+}
+
+void log_write(enum log_level level, const char *room, const char *subject, const char *format, ...)
+{
     if (level < least || level >= LOG_OFF)
         return;
-    char text[1024], quoted[1400], time[32], line[LINE_MAX_BYTES];
+    char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    quote(quoted, sizeof quoted, text);
-    clock_format(clock_wall_ms(), time, sizeof time);
-    const char *pattern = as_json
-                              ? "{\"time\":\"%s\",\"level\":\"%s\",\"room\":\"%s\",\"id\":\"%s\","
-                                "\"text\":\"%s\"}\n"
-                              : "%s %-5s %s%s%s: %s\n";
-    int used = as_json ? snprintf(line, sizeof line, pattern, time, names[level], room,
-                                  subject ? subject : "", quoted)
-                       : snprintf(line, sizeof line, pattern, time, names[level], room,
-                                  subject ? " " : "", subject ? subject : "", quoted);
-    if (used >= (int)sizeof line)
-        used = (int)sizeof line - 1;
-    (void)!write(STDERR_FILENO, line, (size_t)used);
+    put(level, room, NULL, subject, text);
+}
+
+void log_write_of(enum log_level level, const char *room, const char *rollout, const char *subject,
+                  const char *format, ...)
+{
+    if (level < least || level >= LOG_OFF)
+        return;
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    put(level, room, rollout, subject, text);
 }

@@ -127,7 +127,7 @@ const struct setting settings[] = {
      .type = SETTING_BOOLEAN,
      AT(log_json),
      .fallback = "false",
-     .help = "Log lines as JSON instead of key=value."},
+     .help = "Log lines as JSON instead of text."},
 
     {.name = "sandbox.backend",
      .type = SETTING_TEXT,

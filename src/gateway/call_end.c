@@ -59,6 +59,10 @@ static void conclude(struct call *call, const struct err *err)
         call->record.http_status = call->begun ? 0 : 503;
         session_exhaust(session, GATEWAY_STORE, err);
     }
+    if (call->trouble.kind != ERR_NONE)
+        CALL_LOG(LOG_INFO, call, "call %u ends as %s, the agent gets %d: %s", call->record.number,
+                 trace_call_state_name(call->record.state), call->record.http_status,
+                 call->trouble.text);
     call->state = CALL_DONE;
     loop_timer_stop(&call->pulse);
     loop_timer_stop(&call->away);

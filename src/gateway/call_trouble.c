@@ -122,8 +122,8 @@ void call_attempt_failed(struct call *call, const struct err *err)
         call_enter(call);
         return;
     }
-    LOG_INFO("gateway", call->record.id, "attempt %u failed and is repeated: %s",
-             call->record.attempt, err->text);
+    CALL_LOG(LOG_INFO, call, "attempt %u failed and is repeated: %s", call->record.attempt,
+             err->text);
     call->session->stats.retries++;
     atomic_fetch_add(&call->session->gateway->retries, 1);
     call->state = CALL_WAITING;

@@ -79,6 +79,5 @@ void request_recall(struct call *call)
                                   call->request.stream};
     struct err err = {0};
     if (skim_read(call, &route, &err) < 0)
-        LOG_ERROR("gateway", call->record.id, "a body that was read cannot be read again: %s",
-                  err.text);
+        CALL_LOG(LOG_ERROR, call, "a body that was read cannot be read again: %s", err.text);
 }

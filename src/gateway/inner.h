@@ -573,6 +573,9 @@ struct call {
     int64_t reserved_tokens;
 };
 
+#define CALL_LOG(level, call, ...)                                                                 \
+    log_write_of(level, "gateway", (call)->session->rollout_id, (call)->record.id, __VA_ARGS__)
+
 struct call_other {
     struct list node; /* in call->others */
     struct http_exchange *exchange;

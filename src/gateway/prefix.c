@@ -58,7 +58,7 @@ static void give_up(struct call *call, const char *why)
 {
     struct gateway_session *session = call->session;
     call->prefix.given_up = true;
-    LOG_DEBUG("gateway", call->record.id, "no exact prefix: %s", why);
+    CALL_LOG(LOG_DEBUG, call, "no exact prefix: %s", why);
     snprintf(session->prefix_trouble, sizeof session->prefix_trouble, "%s", why);
 }
 

@@ -293,7 +293,7 @@ static void add_line(struct gateway_session *session, const struct call *call)
     struct err err = {0};
     if (store_read_call(session->gateway->store, call->record.id, &whole, &err) < 0 ||
         json_read(&doc, buf_str(&whole), NULL, &err) < 0) {
-        LOG_WARN("gateway", call->record.id, "its line cannot be made: %s", err.text);
+        CALL_LOG(LOG_WARN, call, "its line cannot be made: %s", err.text);
         return;
     }
     trace_request_write(&call->request, &(struct json_writer){.out = &request});
@@ -331,7 +331,8 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
     if (read_call(session, old, record, &call, &body_doc, &body, &trouble) < 0) {
         /* What was refused or broken may have no request; nobody gets that again anyway. */
         if (old->answered)
-            LOG_WARN("gateway", old->id, "its answer cannot be given again: %s", trouble.text);
+            log_write_of(LOG_WARN, "gateway", session->rollout_id, old->id,
+                         "its answer cannot be given again: %s", trouble.text);
     } else {
         session->tools_seen |= call.request.tool_count > 0;
         if (unsure)
@@ -394,7 +395,7 @@ void restore_admitted(struct call *call)
 {
     if (!call->record.number)
         return;
-    LOG_INFO("gateway", call->record.id, "its agent asks again: another attempt");
+    CALL_LOG(LOG_INFO, call, "its agent asks again: another attempt");
     free(map_remove(&call->session->restored, key_bytes(&call->key)));
 }
 
@@ -418,7 +419,8 @@ static void enter_broken(struct gateway_session *session, struct trace_call *rec
         .completion_tokens = -1,
     };
     if (store_append(session->gateway->store, NULL, &entry, NULL, NULL, &err) < 0)
-        LOG_WARN("gateway", record->id, "is not entered as broken: %s", err.text);
+        log_write_of(LOG_WARN, "gateway", session->rollout_id, record->id,
+                     "is not entered as broken: %s", err.text);
     buf_byte(&body, '\n');
     session_append_line(session, buf_str(&body));
     session->stats.broken++;

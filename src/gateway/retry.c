@@ -411,7 +411,8 @@ static void deliver_again(struct gateway_session *session, struct retry *retry,
     retry->deliveries++;
     session->stats.redelivered++;
     atomic_fetch_add(&session->gateway->redelivered, 1);
-    LOG_INFO("gateway", retry->call_id, "its answer is given again (%u)", retry->deliveries);
+    log_write_of(LOG_INFO, "gateway", session->rollout_id, retry->call_id,
+                 "its answer is given again (%u)", retry->deliveries);
     call_note_delivery(session, retry->call_id, retry->deliveries);
     follow(retry, exchange);
     if (!retry->stream) {
@@ -437,7 +438,7 @@ static void join(struct call *call, struct http_exchange *exchange)
     loop_timer_stop(&call->away);
     session->stats.redelivered++;
     atomic_fetch_add(&session->gateway->redelivered, 1);
-    LOG_INFO("gateway", call->record.id, "its agent is back");
+    CALL_LOG(LOG_INFO, call, "its agent is back");
     if (call->exchange)
         set_aside(call);
     call->exchange = exchange;

@@ -224,8 +224,7 @@ void request_whole(struct call *call)
     *skim = (struct dialect_skim){0};
     if (dialect_skim_request(&route, json_root(&call->doc), skim, &call->request_arena, &whole,
                              &err) < 0)
-        LOG_ERROR("gateway", call->record.id, "a body that was read cannot be read again: %s",
-                  err.text);
+        CALL_LOG(LOG_ERROR, call, "a body that was read cannot be read again: %s", err.text);
     else
         call->request = whole;
 }

@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/id.h"
+#include "base/log.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/text.h"
@@ -181,4 +182,31 @@ TEST(the_nearest_name_is_offered_when_it_is_near)
     static const char *const names[] = {"black_box", "proxy", "gate"};
     EXPECT_TEXT(text_nearest("prxy", names, 3), "proxy");
     EXPECT(!text_nearest("zzzzzz", names, 3));
+}
+
+/* Programs join the two: what happened to a call, and whose it was. */
+TEST(a_line_of_the_log_names_the_rollout_and_the_call)
+{
+    char text[1024];
+    int ends[2], before = dup(STDERR_FILENO);
+    EXPECT_INT(pipe(ends), 0);
+    EXPECT(dup2(ends[1], STDERR_FILENO) >= 0);
+    log_setup(LOG_INFO, true);
+    log_write_of(LOG_INFO, "gateway", "r-1", "c-2", "it \"broke\"\n%d", 7);
+    log_write(LOG_INFO, "gateway", "r-1", "alone");
+    log_setup(LOG_INFO, false);
+    log_write_of(LOG_INFO, "gateway", "r-1", "c-2", "in short");
+    log_write_of(LOG_DEBUG, "gateway", "r-1", "c-2", "too little");
+    EXPECT(dup2(before, STDERR_FILENO) >= 0);
+    ssize_t size = read(ends[0], text, sizeof text - 1);
+    EXPECT(size > 0);
+    text[size > 0 ? size : 0] = '\0';
+    EXPECT(strstr(text, "\"room\":\"gateway\",\"id\":\"c-2\",\"rollout\":\"r-1\","
+                        "\"text\":\"it \\\"broke\\\"\\n7\"}\n"));
+    EXPECT(strstr(text, "\"id\":\"r-1\",\"text\":\"alone\"}\n"));
+    EXPECT(strstr(text, " gateway r-1 c-2: in short\n"));
+    EXPECT(!strstr(text, "too little"));
+    close(before);
+    close(ends[0]);
+    close(ends[1]);
 }
