@@ -35,8 +35,42 @@ static int read_answer(struct str bytes, bool stream, size_t piece, struct arena
     return dialect_reader_end(reader, arena, out, NULL);
 }
 
+static void keep_relay(void *context, struct str bytes, bool terminal)
+{
+    buf_byte(context, terminal ? 'T' : 'R');
+    buf_str_append(context, bytes);
+}
+
+static void see(struct str bytes, bool thorough, struct buf *seen)
+{
+    struct dialect_reader_options options = {.stream = true,
+                                             .strip_token_ids = true,
+                                             .strip_logprobs = true,
+                                             .thorough = thorough,
+                                             .on_relay = keep_relay,
+                                             .context = seen};
+    OWN(arena) struct arena arena = {0};
+    OWN(dialect_reader) struct dialect_reader *reader = dialect_reader_new(&dialect_chat, &options);
+    struct err err = {0};
+    struct trace_answer answer = {0};
+    int result = dialect_reader_feed(reader, bytes, &err);
+    dialect_reader_partial(reader, &arena, &answer);
+    buf_format(seen, "%d %s", result, err.text);
+    trace_answer_write(&answer, &(struct json_writer){.out = seen});
+}
+
+/* With and without the quick way, what can be seen is the same. */
+static void check_quick(struct str bytes)
+{
+    OWN(buf) struct buf quick = {0}, general = {0};
+    see(bytes, false, &quick);
+    see(bytes, true, &general);
+    CHECK(str_equal(buf_str(&quick), buf_str(&general)));
+}
+
 static void check_stream(struct str bytes)
 {
+    check_quick(bytes);
     OWN(arena) struct arena arena = {0};
     struct trace_answer fast = {0}, slow = {0};
     int fast_result = read_answer(bytes, true, bytes.size, &arena, &fast);
@@ -50,7 +84,7 @@ static void check_stream(struct str bytes)
     CHECK(str_equal(buf_str(&a), buf_str(&b)));
     struct trace_request request = {.model = STR("m"), .stream_usage = true};
     struct trace_answer again = {0};
-    struct dialect_writer writer;
+    OWN(dialect_writer) struct dialect_writer writer;
     dialect_writer_init(&writer, &dialect_chat, &request, STR("i"), STR("m"), 1);
     dialect_writer_answer(&writer, &fast, 3, &out);
     dialect_writer_finish(&writer, fast.finish, &fast.usage, &out);

@@ -48,8 +48,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     OWN(mem) char *exact = mem_alloc(size ? size : 1);
     memcpy(exact, data, size);
     OWN(json_doc) struct json_doc doc = {0};
-    if (json_read(&doc, str_make(exact, size), NULL, NULL) < 0)
+    struct json_scan scan = {exact, exact + size};
+    bool scanned = json_scan_skip(&scan) && json_scan_end(&scan);
+    if (json_read(&doc, str_make(exact, size), NULL, NULL) < 0) {
+        CHECK(!scanned);
         return 0;
+    }
     struct json root = json_root(&doc);
     OWN(buf) struct buf out = {0};
     json_splice(root, NULL, 0, &out);

@@ -14,6 +14,11 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
 void chat_write_request(const struct trace_request *request,
                         const struct dialect_override *override, struct buf *out);
 
+/* chat_quick.c: struct dialect's quick_event */
+bool chat_quick_event(struct answer_builder *builder, struct str data,
+                      const struct dialect_reader_options *options, struct arena *scratch,
+                      struct buf *out);
+
 /* dialect_chat.c */
 bool chat_strip(struct json data, const struct dialect_reader_options *options, struct buf *out);
 

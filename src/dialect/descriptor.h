@@ -43,6 +43,11 @@ struct dialect {
      * builder. */
     int (*read_event)(struct answer_builder *builder, struct str name, struct json data,
                       struct arena *scratch, struct err *err);
+    /* The same and strip() in one, for the events most streams are made of; false and nothing done:
+     * it is none of those. NULL: there are none. An empty `out`: nothing has to be stripped. */
+    bool (*quick_event)(struct answer_builder *builder, struct str data,
+                        const struct dialect_reader_options *options, struct arena *scratch,
+                        struct buf *out);
     int (*read_body)(struct answer_builder *builder, struct json body, struct arena *scratch,
                      struct err *err);
     /* Data that ends a stream and is not JSON; NULL: none. */

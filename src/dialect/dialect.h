@@ -199,6 +199,7 @@ struct dialect_reader_options {
     bool strip_token_ids; /* relayed bytes lose what was captured but not asked for by the agent */
     bool strip_logprobs;
     bool strip_usage;
+    bool thorough;          /* no event is read the quick way: for comparison */
     size_t bytes_max;       /* 0: 64 MiB of answer */
     size_t event_bytes_max; /* 0: 16 MiB for one event */
     /* Each piece as it comes. May be NULL. */

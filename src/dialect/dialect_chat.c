@@ -76,7 +76,8 @@ static void take_logprobs(struct answer_builder *builder, struct json logprobs,
     JSON_EACH (item, content) {
         float logprob = (float)json_double_or(json_get(item.value, "logprob"), NAN);
         buf_append(&builder->logprobs, &logprob, sizeof logprob);
-        take_entry_id(builder, item.value, scratch);
+        if (!builder->has_ids)
+            take_entry_id(builder, item.value, scratch);
     }
 }
 
@@ -357,6 +358,7 @@ const struct dialect dialect_chat = {
     .write_delta = chat_write_delta,
     .write_finish = chat_write_finish,
     .read_event = chat_read_event,
+    .quick_event = chat_quick_event,
     .read_body = chat_read_body,
     .end_marker = "[DONE]",
     .strip = chat_strip,

@@ -94,6 +94,22 @@ static void append_line(struct buf *out, struct str field, struct str value)
     buf_byte(out, '\n');
 }
 
+/* An event with other data. */
+static void relay_instead(struct dialect_reader *reader, const struct sse_event *event,
+                          struct str data)
+{
+    struct buf *whole = &reader->scratch->framed;
+    buf_clear(whole);
+    if (event->name.size)
+        append_line(whole, STR("event: "), event->name);
+    for (struct str rest = data; rest.data;) {
+        struct str line = str_cut(&rest, '\n');
+        append_line(whole, STR("data: "), line);
+    }
+    buf_byte(whole, '\n');
+    relay(reader, buf_str(whole));
+}
+
 static void relay_event(struct dialect_reader *reader, const struct sse_event *event,
                         struct json data)
 {
@@ -101,22 +117,28 @@ static void relay_event(struct dialect_reader *reader, const struct sse_event *e
     struct buf *out = &reader->scratch->stripped;
     if (!reader->options.on_relay)
         return;
-    if (!json_exists(data) || !reader->dialect->strip(data, &reader->options, out)) {
+    if (!json_exists(data) || !reader->dialect->strip(data, &reader->options, out))
         relay(reader, event->raw);
-        return;
-    }
-    if (out->size == 0)
-        return;
-    struct buf *whole = &reader->scratch->framed;
-    buf_clear(whole);
-    if (event->name.size)
-        append_line(whole, STR("event: "), event->name);
-    for (struct str rest = buf_str(out); rest.data;) {
-        struct str line = str_cut(&rest, '\n');
-        append_line(whole, STR("data: "), line);
-    }
-    buf_byte(whole, '\n');
-    relay(reader, buf_str(whole));
+    else if (out->size)
+        relay_instead(reader, event, buf_str(out));
+}
+
+static bool take_quickly(struct dialect_reader *reader, const struct sse_event *event)
+{
+    struct buf *out = &reader->scratch->stripped;
+    if (!reader->dialect->quick_event || reader->options.thorough ||
+        event->data.size > SCRATCH_BYTES_MAX)
+        return false;
+    buf_clear(out);
+    OWN(arena) struct arena scratch = {0};
+    if (!reader->dialect->quick_event(&reader->builder, event->data, &reader->options, &scratch,
+                                      out))
+        return false;
+    if (out->size)
+        relay_instead(reader, event, buf_str(out));
+    else
+        relay(reader, event->raw);
+    return true;
 }
 
 static int take_event(struct dialect_reader *reader, const struct sse_event *event, struct err *err)
@@ -130,6 +152,8 @@ static int take_event(struct dialect_reader *reader, const struct sse_event *eve
         relay(reader, event->raw);
         return 0;
     }
+    if (take_quickly(reader, event))
+        return 0;
     if (json_read(&reader->scratch->doc, event->data, NULL, err) < 0) {
         if (err)
             err->kind = ERR_PROTOCOL;

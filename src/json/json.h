@@ -103,6 +103,34 @@ bool json_double(struct json value, double *out);
 long long json_int_or(struct json value, long long fallback);
 double json_double_or(struct json value, double fallback);
 
+/* --- scanning: a text of a known shape is walked once, without a tape. False: it is not so, or not
+ * well formed; then json_read() has the last word. What a scan accepts, json_read() accepts. --- */
+struct json_scan {
+    const char *at, *end;
+};
+struct json_text {
+    struct str content; /* between the quotes */
+    bool escaped;
+};
+char json_scan_blanks(struct json_scan *scan);
+static inline char json_scan_peek(struct json_scan *scan) /* what comes; 0: nothing */
+{
+    return scan->at<scan->end && * scan->at> ' ' ? *scan->at : json_scan_blanks(scan);
+}
+static inline bool json_scan_byte(struct json_scan *scan, char byte) /* taken if it comes */
+{
+    bool there = json_scan_peek(scan) == byte && byte;
+    scan->at += there;
+    return there;
+}
+bool json_scan_string(struct json_scan *scan, struct json_text *out);
+bool json_scan_int(struct json_scan *scan, long long *out); /* written as one, 18 digits */
+bool json_scan_double(struct json_scan *scan, double *out); /* finite */
+bool json_scan_null(struct json_scan *scan);
+bool json_scan_skip(struct json_scan *scan); /* any value that is not nested deeply */
+bool json_scan_end(struct json_scan *scan);
+struct str json_text_str(struct json_text text, struct arena *arena); /* as json_str() */
+
 /* --- writing: commas and colons are automatic --- */
 struct json_writer {
     struct buf *out;

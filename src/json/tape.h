@@ -31,6 +31,11 @@ static inline uint32_t node_count(const struct json_node *node)
     return node->info >> JSON_COUNT_SHIFT;
 }
 
+/* number.c: text that is a number by the grammar. What strtod() makes of it. */
+double json_number(struct str raw);
+/* Only when it is written as an integer of at most 18 digits. */
+bool json_number_int(struct str raw, long long *out);
+
 /* Where a run of plain string bytes ends: at a quote, a backslash or a control character, or at
  * `end`. Sets *high when a byte outside ASCII was passed. */
 static inline const char *json_plain_end(const char *at, const char *end, bool *high)

@@ -186,18 +186,23 @@ static struct str content_of(const struct json_doc *doc, const struct json_node 
     return str_make(doc->source.data + node->start + 1, node->size - 2);
 }
 
+struct str json_text_str(struct json_text text, struct arena *arena)
+{
+    if (!text.escaped)
+        return text.content;
+    char *decoded = arena_alloc(arena, text.content.size + 1);
+    if (!decoded)
+        return STR_NONE;
+    return str_make(decoded, decode(text.content, decoded));
+}
+
 struct str json_str(struct json value, struct arena *arena)
 {
     const struct json_node *node = node_of(value);
     if (!node || node_type(node) != JSON_STRING)
         return STR_NONE;
-    struct str content = content_of(value.doc, node);
-    if (!(node->info & JSON_ESCAPED))
-        return content;
-    char *decoded = arena_alloc(arena, content.size + 1);
-    if (!decoded)
-        return STR_NONE;
-    return str_make(decoded, decode(content, decoded));
+    return json_text_str(
+        (struct json_text){content_of(value.doc, node), (node->info & JSON_ESCAPED) != 0}, arena);
 }
 
 static bool string_is(const struct json_doc *doc, const struct json_node *node, struct str text)
@@ -263,14 +268,7 @@ bool json_double(struct json value, double *out)
 {
     if (json_type(value) != JSON_NUMBER)
         return false;
-    struct str raw = json_raw(value);
-    char small[64];
-    OWN(mem) char *large = raw.size >= sizeof small ? str_dup(raw) : NULL;
-    if (!large) {
-        memcpy(small, raw.data, raw.size);
-        small[raw.size] = 0;
-    }
-    double number = strtod(large ? large : small, NULL);
+    double number = json_number(json_raw(value));
     if (!isfinite(number))
         return false;
     *out = number;
@@ -282,7 +280,7 @@ bool json_int(struct json value, long long *out)
     if (json_type(value) != JSON_NUMBER)
         return false;
     struct str raw = json_raw(value);
-    if (str_to_long(raw, out))
+    if (json_number_int(raw, out) || str_to_long(raw, out))
         return true;
     /* 1e3 and 2.0 are integers too, as far as a double can tell. */
     double number;
