@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/list.h"
 #include "base/mem.h"
+#include "base/rope.h"
 #include "http/http.h"
 
 #define TAKE_MAX 1024
@@ -76,15 +77,15 @@ int api_read_take(struct json object, struct arena *arena, struct gate_take *tak
 void api_write_calls(struct api *api, struct gate_work *const *calls, size_t count, bool raw,
                      struct json_writer *out)
 {
-    size_t start = out->out->size;
+    size_t start = rope_size(out->rope);
     json_key(out, "calls");
     json_begin_array(out);
     size_t size = 256;
     for (size_t i = 0; i < count && size < TAKE_BYTES_MAX; i++)
-        size += gate_work_size(calls[i], raw);
+        size += gate_work_size(calls[i]);
     (void)buf_reserve(out->out, size);
     for (size_t i = 0; i < count; i++) {
-        if (out->out->size - start < TAKE_BYTES_MAX)
+        if (rope_size(out->rope) - start < TAKE_BYTES_MAX)
             gate_work_write(calls[i], raw, out);
         else
             (void)gate_release(api->gate, gate_work_call_id(calls[i]), NULL, NULL);
@@ -118,12 +119,12 @@ struct wait {
 static void on_calls(void *context, struct gate_work *const *calls, size_t count)
 {
     struct wait *wait = context;
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
+    struct rope body = {0};
+    struct json_writer out = {.out = &body.text, .rope = &body};
     json_begin_object(&out);
     api_write_calls(wait->api, calls, count, wait->raw, &out);
     json_end_object(&out);
-    http_respond_json_buf(wait->exchange, 200, &body);
+    http_respond_json_rope(wait->exchange, 200, &body);
     list_remove(&wait->link);
     free(wait);
 }

@@ -18,6 +18,7 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/rope.h"
 #include "gateway/gate.h"
 #include "http/http.h"
 
@@ -64,13 +65,17 @@ static void flow(struct socket *socket)
         http_websocket_resume(socket->wire);
 }
 
-static void say(struct socket *socket, const struct buf *text)
+static void note_queue(struct socket *socket, size_t bytes)
 {
-    bool full = http_websocket_send(socket->wire, buf_str(text)) > QUEUE_HIGH;
-    if (full && !socket->queue_full) {
+    if (bytes > QUEUE_HIGH && !socket->queue_full) {
         socket->queue_full = true;
         flow(socket);
     }
+}
+
+static void say(struct socket *socket, const struct buf *text)
+{
+    note_queue(socket, http_websocket_send(socket->wire, buf_str(text)));
 }
 
 static void begin(struct json_writer *out, struct str id)
@@ -130,15 +135,15 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
 {
     struct take *take = context;
     struct socket *socket = take->socket;
-    OWN(buf) struct buf text = {0};
-    struct json_writer out = {.out = &text};
+    struct rope text = {0};
+    struct json_writer out = {.out = &text.text, .rope = &text};
     for (size_t i = 0; i < count; i++)
         free(map_put(&socket->leases, str_of(gate_work_call_id(calls[i])),
                      mem_dup(gate_work_lease(calls[i]))));
     begin(&out, buf_str(&take->id));
     api_write_calls(socket->api, calls, count, take->raw, &out);
     json_end_object(&out);
-    say(socket, &text);
+    note_queue(socket, http_websocket_send_rope(socket->wire, &text));
     take_free(take);
 }
 

@@ -55,7 +55,7 @@ struct gate_hold {
      * call stays leased. On the gate's loop. NULL: anything is taken as it is. */
     int (*read)(struct str body, struct buf *out, struct err *err);
     void *payload; /* whatever write() needs; owned by the gate from now on */
-    size_t size;   /* about how much write() writes, without raw; 0: little */
+    size_t size;   /* about how much write() copies; 0: little */
     /* Writes the members of the call's object (messages, tools, sampling, and raw if wanted), on
      * the gate's loop. */
     void (*write)(void *payload, bool raw, struct json_writer *out);
@@ -97,7 +97,7 @@ struct gate_taker *gate_take(struct gate *gate, const struct gate_take *take,
 void gate_taker_cancel(struct gate_taker *taker); /* the client went away; before on_calls */
 /* The call's object as the trainer sees it. */
 void gate_work_write(struct gate_work *work, bool raw, struct json_writer *out);
-size_t gate_work_size(const struct gate_work *work, bool raw); /* about */
+size_t gate_work_size(const struct gate_work *work); /* about, of what it copies */
 const char *gate_work_call_id(const struct gate_work *work);
 const char *gate_work_lease(const struct gate_work *work);
 

@@ -128,7 +128,7 @@ struct hold *hold_start(struct loop *loop, const struct upstream_request *reques
         .turn = order->turn,
         .deadline_ms = order->deadline_ms,
         .read = gate_read_answer,
-        .size = order->body->bytes.size,
+        .size = order->view->known ? 0 : order->body->bytes.size,
         .payload = hold_object_new(order->body, order->dialect, request->request, order->view,
                                    order->prefix),
         .write = hold_object_write,

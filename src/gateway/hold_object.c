@@ -161,14 +161,32 @@ static void write_prefix(const struct object *object, struct json_writer *out)
     json_end_array(out);
 }
 
+static void keep_body(void *owner)
+{
+    (void)body_ref(owner);
+}
+
+static void release_body(void *owner)
+{
+    body_unref(owner);
+}
+
+/* A part of the body, which is sent from where it lies. */
+static void write_part(const struct object *object, const char *key, struct str part,
+                       struct json_writer *out)
+{
+    json_key(out, key);
+    json_put_kept(out, part, object->body, keep_body, release_body);
+}
+
 static void write_view(const struct object *object, struct json_writer *out)
 {
     const struct hold_view *view = &object->view;
-    json_set_raw(out, "messages", view->messages);
-    json_set_raw(out, "tools", view->tools);
+    write_part(object, "messages", view->messages, out);
+    write_part(object, "tools", view->tools, out);
     json_set_raw(out, "sampling", str_of(object->sampling));
     if (view->prompt.data)
-        json_set_raw(out, "prompt_token_ids", view->prompt);
+        write_part(object, "prompt_token_ids", view->prompt, out);
     write_prefix(object, out);
 }
 
@@ -206,7 +224,7 @@ void hold_object_write(void *payload, bool raw, struct json_writer *out)
     if (object->view.known) {
         write_view(object, out);
         if (raw)
-            json_set_raw(out, "raw", str_trim(bytes));
+            write_part(object, "raw", str_trim(bytes), out);
         return;
     }
     if (json_read(&doc, bytes, &limits, NULL) < 0)
@@ -219,7 +237,7 @@ void hold_object_write(void *payload, bool raw, struct json_writer *out)
         write_translated(object, body, out);
     struct json prompt = json_get(body, "prompt_token_ids");
     if (json_type(prompt) == JSON_ARRAY)
-        json_set_raw(out, "prompt_token_ids", json_raw(prompt));
+        write_part(object, "prompt_token_ids", json_raw(prompt), out);
     if (raw)
-        json_set_raw(out, "raw", json_raw(body));
+        write_part(object, "raw", json_raw(body), out);
 }

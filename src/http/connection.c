@@ -31,6 +31,7 @@ enum {
     LINGER_MS_MAX = 5000,
     GATHER_BYTES_MAX = 16384,
     BREAK_MS = 200,
+    STRETCHES_MAX = 256, /* of a rope, in one system call */
 };
 
 /* --- the end --- */
@@ -47,10 +48,10 @@ static void conn_free(void *argument)
 {
     struct http_conn *conn = argument;
     struct http_server *server = conn->server;
-    http_conn_tell_fate(conn, !conn->lost && !conn->broken && !conn->out.size);
+    http_conn_tell_fate(conn, !conn->lost && !conn->broken && !rope_size(&conn->out));
     http_exchange_free(conn->exchange);
     buf_deinit(&conn->in);
-    buf_deinit(&conn->out);
+    rope_deinit(&conn->out);
     list_remove(&conn->link);
     free(conn);
     if (server) {
@@ -99,7 +100,7 @@ void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text
     struct http_exchange *exchange = conn->exchange;
     bool pending = exchange && !exchange->ended;
     conn->lost |= pending;
-    http_conn_close(conn, pending || conn->out.size);
+    http_conn_close(conn, pending || rope_size(&conn->out));
     if (!pending)
         return;
     struct err err;
@@ -133,7 +134,7 @@ static void break_now_or_later(struct http_conn *conn)
     uint64_t now = loop_now_ms(conn->loop);
     int on_their_way = 0;
     (void)ioctl(conn->watch.fd, SIOCOUTQ, &on_their_way);
-    if ((conn->out.size || on_their_way) && now < conn->break_due)
+    if ((rope_size(&conn->out) || on_their_way) && now < conn->break_due)
         conn->read_due = now + BREAK_MS;
     else
         http_conn_close(conn, true);
@@ -150,38 +151,58 @@ static void refuse(struct http_conn *conn, int status, const char *why)
 
 /* --- output --- */
 
-static void out_taken(struct http_conn *conn, size_t size)
+/* The kernel has no room for the rest. */
+static void block(struct http_conn *conn)
 {
-    buf_consume(&conn->out, size);
-    if (!conn->out.size) {
-        buf_deinit(&conn->out);
-        conn->blocked = false;
-        conn->write_due = 0;
-    } else {
-        conn->blocked = true;
-        conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
-    }
+    conn->blocked = true;
+    conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
+}
+
+/* Sends `head` and the front of `rope`; as sendmsg(). *whole: the kernel took all it was shown. */
+static ssize_t send_front(struct http_conn *conn, struct str head, const struct rope *rope,
+                          bool *whole)
+{
+    struct iovec stretches[STRETCHES_MAX];
+    struct msghdr message = {.msg_iov = stretches};
+    if (head.size)
+        stretches[message.msg_iovlen++] = (struct iovec){(char *)(uintptr_t)head.data, head.size};
+    message.msg_iovlen +=
+        rope_front(rope, stretches + message.msg_iovlen, STRETCHES_MAX - message.msg_iovlen);
+    ssize_t sent = sendmsg(conn->watch.fd, &message, MSG_NOSIGNAL);
+    size_t shown = 0;
+    for (size_t i = 0; i < message.msg_iovlen; i++)
+        shown += stretches[i].iov_len;
+    *whole = sent >= 0 && (size_t)sent == shown;
+    return sent;
 }
 
 static void flush(struct http_conn *conn)
 {
-    ssize_t sent = send(conn->watch.fd, conn->out.data, conn->out.size, MSG_NOSIGNAL);
-    if (sent >= 0) {
-        out_taken(conn, (size_t)sent);
-    } else if (errno == EAGAIN || errno == EINTR) {
-        conn->blocked = true;
-        if (!conn->write_due)
-            conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
-    } else {
-        conn->broken = true;
+    bool whole = true;
+    while (rope_size(&conn->out) && whole) {
+        ssize_t sent = send_front(conn, STR_NONE, &conn->out, &whole);
+        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+            conn->broken = true;
+            return;
+        }
+        if (sent > 0)
+            rope_consume(&conn->out, (size_t)sent);
+        if (!whole && (sent > 0 || !conn->write_due))
+            block(conn);
+        conn->blocked = !whole;
     }
+    if (rope_size(&conn->out))
+        return;
+    rope_deinit(&conn->out);
+    conn->blocked = false;
+    conn->write_due = 0;
 }
 
 static void report_drain(struct http_conn *conn)
 {
     struct http_exchange *exchange = conn->exchange;
     if (!exchange || exchange->ended || !exchange->drain_due || conn->broken ||
-        conn->out.size >= exchange->drain_low)
+        rope_size(&conn->out) >= exchange->drain_low)
         return;
     exchange->drain_due = false;
     exchange->on_drain(exchange->notify_context);
@@ -195,8 +216,21 @@ static void queue(struct http_conn *conn, const struct iovec *pieces, int count,
             skip -= size;
             continue;
         }
-        buf_append(&conn->out, (char *)pieces[i].iov_base + skip, size - skip);
+        buf_append(&conn->out.text, (char *)pieces[i].iov_base + skip, size - skip);
         skip = 0;
+    }
+}
+
+/* Something is queued and the kernel wants no more now. */
+static void wait_for_room(struct http_conn *conn)
+{
+    if (!conn->blocked)
+        block(conn);
+    if (rope_size(&conn->out) > conn->server->options.queue_bytes_max) {
+        conn->broken = true;
+        http_conn_wake(conn);
+    } else if (!conn->processing) {
+        http_conn_settle(conn);
     }
 }
 
@@ -206,10 +240,11 @@ void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count)
         return;
     size_t sent = 0;
     if (!conn->blocked) {
-        bool queued = conn->out.size > 0;
-        pieces[0] = (struct iovec){conn->out.data, conn->out.size};
-        struct msghdr message = {.msg_iov = pieces + !queued,
-                                 .msg_iovlen = (size_t)(count - !queued)};
+        CHECK(!conn->out.outside); /* those wait for room only */
+        struct buf *queued = &conn->out.text;
+        bool any = queued->size > 0;
+        pieces[0] = (struct iovec){queued->data, queued->size};
+        struct msghdr message = {.msg_iov = pieces + !any, .msg_iovlen = (size_t)(count - !any)};
         ssize_t result = sendmsg(conn->watch.fd, &message, MSG_NOSIGNAL);
         if (result < 0 && errno != EAGAIN && errno != EINTR) {
             conn->broken = true;
@@ -217,62 +252,46 @@ void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count)
             return;
         }
         sent = result < 0 ? 0 : (size_t)result;
-        size_t of_queue = sent < conn->out.size ? sent : conn->out.size;
+        size_t of_queue = sent < queued->size ? sent : queued->size;
         sent -= of_queue;
         if (of_queue)
-            buf_consume(&conn->out, of_queue);
+            rope_consume(&conn->out, of_queue);
     }
     queue(conn, pieces + 1, count - 1, sent);
-    if (!conn->out.size) {
-        if (conn->out.start)
-            buf_deinit(&conn->out);
-        return;
-    }
-    if (!conn->blocked) {
-        conn->blocked = true;
-        conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
-    }
-    if (conn->out.size > conn->server->options.queue_bytes_max) {
-        conn->broken = true;
-        http_conn_wake(conn);
-    } else if (!conn->processing) {
-        http_conn_settle(conn);
-    }
+    if (rope_size(&conn->out))
+        wait_for_room(conn);
+    else if (conn->out.text.start)
+        rope_deinit(&conn->out);
 }
 
-void http_conn_send_buf(struct http_conn *conn, struct str head, struct buf *body)
+void http_conn_send_rope(struct http_conn *conn, struct str head, struct rope *rope)
 {
-    struct iovec pieces[3] = {{0}, {(char *)(uintptr_t)head.data, head.size}, {0}};
-    struct iovec both[2] = {pieces[1], {body->data, body->size}};
-    struct msghdr message = {.msg_iov = both, .msg_iovlen = 2};
-    ssize_t sent = -1;
-    if (!conn->closed && !conn->broken && !conn->blocked && !conn->out.size)
-        sent = sendmsg(conn->watch.fd, &message, MSG_NOSIGNAL);
-    if (sent < (ssize_t)head.size) {
-        /* Nothing, or not even the head: the usual way, from where it is. */
-        size_t done = sent > 0 ? (size_t)sent : 0;
-        pieces[1] = (struct iovec){both[0].iov_base + done, head.size - done};
-        pieces[2] = both[1];
-        http_conn_send(conn, pieces, 3);
-        buf_deinit(body);
+    if (conn->closed || conn->broken) {
+        rope_deinit(rope);
         return;
     }
-    buf_consume(body, (size_t)sent - head.size);
-    if (!body->size) {
-        buf_deinit(body);
-        return;
+    size_t of_head = 0;
+    bool whole = true;
+    if (!rope_size(&conn->out)) {
+        ssize_t sent = send_front(conn, head, rope, &whole);
+        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+            conn->broken = true;
+            http_conn_wake(conn);
+            rope_deinit(rope);
+            return;
+        }
+        of_head = sent < 0 ? 0 : (size_t)sent < head.size ? (size_t)sent : head.size;
+        if (sent > (ssize_t)head.size)
+            rope_consume(rope, (size_t)sent - head.size);
     }
-    buf_deinit(&conn->out);
-    conn->out = *body;
-    *body = (struct buf){0};
-    conn->blocked = true;
-    conn->write_due = loop_now_ms(conn->loop) + conn->server->options.write_idle_ms_max;
-    if (conn->out.size > conn->server->options.queue_bytes_max) {
-        conn->broken = true;
+    buf_str_append(&conn->out.text, str_from(head, of_head));
+    rope_move(&conn->out, rope);
+    if (whole && !conn->blocked)
+        flush(conn); /* something was before it, or it has more stretches than one call takes */
+    if (conn->broken)
         http_conn_wake(conn);
-    } else if (!conn->processing) {
-        http_conn_settle(conn);
-    }
+    else if (rope_size(&conn->out))
+        wait_for_room(conn);
 }
 
 void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count)
@@ -280,7 +299,7 @@ void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count)
     size_t size = 0;
     for (int i = 1; i < count; i++)
         size += pieces[i].iov_len;
-    if (conn->blocked || conn->out.size + size > GATHER_BYTES_MAX) {
+    if (conn->blocked || rope_size(&conn->out) + size > GATHER_BYTES_MAX) {
         http_conn_send(conn, pieces, count);
         return;
     }
@@ -309,7 +328,7 @@ static void start_exchange(struct http_conn *conn, const struct http_head *head,
 
 static long take_head(struct http_conn *conn, char *data, size_t size)
 {
-    if (conn->out.size)
+    if (rope_size(&conn->out))
         return -1;
     if (conn->server->closing) {
         http_conn_close(conn, false);
@@ -451,7 +470,7 @@ static long take_end(struct http_conn *conn, size_t size)
         conn->read_due = loop_now_ms(conn->loop) + conn->server->options.body_idle_ms_max;
         return 0;
     }
-    if (!stay && conn->out.size)
+    if (!stay && rope_size(&conn->out))
         return -1;
     bool clean = exchange->body.done && !size;
     conn->exchange = NULL;
@@ -504,7 +523,7 @@ static size_t take(struct http_conn *conn, char *data, size_t size)
 
 bool http_conn_is_idle(const struct http_conn *conn)
 {
-    return !conn->exchange && !conn->out.size && !conn->lingering;
+    return !conn->exchange && !rope_size(&conn->out) && !conn->lingering;
 }
 
 /* How many bytes may be read now. */
@@ -551,14 +570,15 @@ static void pump(struct http_conn *conn, char *data, size_t size)
         size_t taken = take(conn, conn->in.data, conn->in.size);
         if (taken)
             buf_consume(&conn->in, taken);
-        if (conn->closed || conn->broken || !conn->out.size || conn->blocked)
+        if (conn->closed || conn->broken || !rope_size(&conn->out) || conn->blocked)
             break;
         flush(conn);
         report_drain(conn);
-    } while (!conn->out.size && !conn->broken && !conn->closed);
+    } while (!rope_size(&conn->out) && !conn->broken && !conn->closed);
     if (conn->broken)
         http_conn_gone(conn, ERR_LOST, "the peer went away");
-    if (!conn->closed && conn->lingering && !conn->breaking && !conn->shut && !conn->out.size) {
+    if (!conn->closed && conn->lingering && !conn->breaking && !conn->shut &&
+        !rope_size(&conn->out)) {
         (void)shutdown(conn->watch.fd, SHUT_WR);
         conn->shut = true;
         if (conn->eof)
@@ -629,7 +649,7 @@ static void ready(struct loop_watch *watch, uint32_t events)
     char mark;
     if (events & LOOP_HANGUP && conn->on_fate && recv(watch->fd, &mark, 1, MSG_OOB) == 1)
         conn->lost = true; /* the same mark from the other side */
-    if (events & LOOP_WRITE && conn->out.size) {
+    if (events & LOOP_WRITE && rope_size(&conn->out)) {
         conn->processing = true;
         flush(conn);
         report_drain(conn);

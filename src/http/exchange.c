@@ -372,24 +372,20 @@ void http_respond_json(struct http_exchange *exchange, int status, struct str bo
     http_respond(exchange, status, &json_type, 1, body);
 }
 
-void http_respond_json_buf(struct http_exchange *exchange, int status, struct buf *body)
+void http_respond_json_rope(struct http_exchange *exchange, int status, struct rope *body)
 {
-    struct http_conn *conn = exchange->conn;
-    if (conn->out.size || conn->blocked || exchange->bodiless || !body->size) {
-        http_respond(exchange, status, &json_type, 1, buf_str(body));
-        buf_deinit(body);
-        return;
-    }
     if (is_void(exchange, true)) {
-        buf_deinit(body);
+        rope_deinit(body);
         return;
     }
     char head[2048];
     CHECK(head_size_max(&json_type, 1) <= sizeof head);
-    size_t size = write_head(exchange, head, status, &json_type, 1, (long long)body->size);
+    size_t size = write_head(exchange, head, status, &json_type, 1, (long long)rope_size(body));
     exchange->ended = true;
-    http_conn_send_buf(conn, str_make(head, size), body);
-    http_conn_wake(conn);
+    if (exchange->bodiless)
+        rope_deinit(body);
+    http_conn_send_rope(exchange->conn, str_make(head, size), body);
+    http_conn_wake(exchange->conn);
 }
 
 /* The head waits in the queue until the first piece of body or the end of the tick, whichever comes
@@ -399,10 +395,19 @@ void http_respond_begin(struct http_exchange *exchange, int status,
 {
     if (is_void(exchange, false))
         return;
-    struct buf *out = &exchange->conn->out;
+    struct buf *out = &exchange->conn->out.text;
     char *head = buf_reserve(out, head_size_max(headers, header_count));
     buf_added(out, write_head(exchange, head, status, headers, header_count, -1));
     http_conn_wake(exchange->conn);
+}
+
+/* Bytes towards the peer, and whether their going is to be told. */
+static size_t queued(struct http_exchange *exchange)
+{
+    size_t size = rope_size(&exchange->conn->out);
+    if (exchange->on_drain && size >= exchange->drain_low)
+        exchange->drain_due = true;
+    return size;
 }
 
 /* A chunk's size and its line end, written so that they end at `end`; where they begin. */
@@ -422,7 +427,7 @@ static size_t write_piece(struct http_exchange *exchange, struct str data,
     struct http_conn *conn = exchange->conn;
     CHECK(conn->closed || (exchange->begun && !exchange->ended));
     if (conn->closed || !data.size || exchange->bodiless)
-        return conn->out.size;
+        return rope_size(&conn->out);
     char size[24];
     char *digits = chunk_size(size + sizeof size, data.size);
     struct iovec pieces[4] = {{0},
@@ -435,9 +440,24 @@ static size_t write_piece(struct http_exchange *exchange, struct str data,
         pieces[1] = pieces[2];
         out(conn, pieces, 2);
     }
-    if (exchange->on_drain && conn->out.size >= exchange->drain_low)
-        exchange->drain_due = true;
-    return conn->out.size;
+    return queued(exchange);
+}
+
+size_t http_respond_write_rope(struct http_exchange *exchange, struct rope *data)
+{
+    struct http_conn *conn = exchange->conn;
+    CHECK(conn->closed || (exchange->begun && !exchange->ended));
+    if (conn->closed || !rope_size(data) || exchange->bodiless) {
+        rope_deinit(data);
+        return rope_size(&conn->out);
+    }
+    char size[24];
+    char *end = size + sizeof size;
+    char *digits = exchange->chunked ? chunk_size(end, rope_size(data)) : end;
+    if (exchange->chunked)
+        buf_str_append(&data->text, STR("\r\n"));
+    http_conn_send_rope(conn, str_make(digits, (size_t)(end - digits)), data);
+    return queued(exchange);
 }
 
 size_t http_respond_write(struct http_exchange *exchange, struct str data)
@@ -452,7 +472,7 @@ size_t http_respond_push(struct http_exchange *exchange, struct str data)
 
 size_t http_respond_queued(const struct http_exchange *exchange)
 {
-    return exchange->conn->out.size;
+    return rope_size(&exchange->conn->out);
 }
 
 void http_respond_end(struct http_exchange *exchange)
@@ -494,7 +514,7 @@ void http_exchange_notify(struct http_exchange *exchange, size_t low,
     exchange->on_drain = on_drain;
     exchange->on_gone = on_gone;
     exchange->notify_context = context;
-    exchange->drain_due = on_drain && exchange->conn->out.size >= exchange->drain_low;
+    exchange->drain_due = on_drain && rope_size(&exchange->conn->out) >= exchange->drain_low;
     if (exchange->conn->closed && !exchange->ended && on_gone)
         loop_defer(exchange->conn->loop, tell_late, exchange);
 }

@@ -16,6 +16,7 @@
 
 struct err;
 struct loop;
+struct rope;
 
 struct http_header {
     struct str name, value;
@@ -91,9 +92,8 @@ void http_exchange_resume(struct http_exchange *exchange);
 void http_respond(struct http_exchange *exchange, int status, const struct http_header *headers,
                   size_t header_count, struct str body);
 void http_respond_json(struct http_exchange *exchange, int status, struct str body);
-/* The same for a large body, whose memory is taken over: what cannot be sent at once is not copied.
- */
-void http_respond_json_buf(struct http_exchange *exchange, int status, struct buf *body);
+/* The same for a large body, which is taken over: what cannot be sent at once waits where it is. */
+void http_respond_json_rope(struct http_exchange *exchange, int status, struct rope *body);
 void http_respond_begin(struct http_exchange *exchange, int status,
                         const struct http_header *headers,
                         size_t header_count); /* body follows, chunked */
@@ -102,6 +102,8 @@ void http_respond_begin(struct http_exchange *exchange, int status,
 size_t http_respond_write(struct http_exchange *exchange, struct str data);
 /* The same at once, for whoever has gathered already. */
 size_t http_respond_push(struct http_exchange *exchange, struct str data);
+/* The same for what is large; it is taken over and handed to the kernel at once. */
+size_t http_respond_write_rope(struct http_exchange *exchange, struct rope *data);
 size_t http_respond_queued(const struct http_exchange *exchange);
 void http_respond_end(struct http_exchange *exchange);
 /* Breaks the connection so that the peer sees a reset, never a clean end: a chunk is left
@@ -205,6 +207,7 @@ struct http_websocket *http_websocket_accept(struct http_exchange *exchange,
                                              struct err *err);
 /* Returns the bytes queued towards the peer. */
 size_t http_websocket_send(struct http_websocket *socket, struct str text);
+size_t http_websocket_send_rope(struct http_websocket *socket, struct rope *text); /* taken over */
 void http_websocket_pause(struct http_websocket *socket);
 void http_websocket_resume(struct http_websocket *socket);
 /* The owner is done; silent afterwards. The close handshake goes on by itself. Not after on_closed.

@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/list.h"
+#include "base/rope.h"
 #include "http/internal.h"
 #include "http/parse.h"
 
@@ -28,8 +29,8 @@ struct http_conn {
     struct list link;
     struct loop_watch watch;
     struct http_deadline deadline;
-    struct buf in;  /* received, not taken yet: part of a head, or read ahead */
-    struct buf out; /* towards the peer */
+    struct buf in;   /* received, not taken yet: part of a head, or read ahead */
+    struct rope out; /* towards the peer */
     struct http_exchange *exchange;
     size_t scanned;     /* of `in`, by http_head_find() */
     uint64_t read_due;  /* when the bytes we wait for are late; 0: we do not wait */
@@ -101,9 +102,9 @@ void http_conn_gone(struct http_conn *conn, enum err_kind kind, const char *text
  */
 void http_conn_send(struct http_conn *conn, struct iovec *pieces, int count);
 /* The same, but what is small may wait for more until this tick is over. */
-/* A large body whose memory is taken over. */
-void http_conn_send_buf(struct http_conn *conn, struct str head, struct buf *body);
 void http_conn_put(struct http_conn *conn, struct iovec *pieces, int count);
+/* Sends a head and a rope, which is taken over: what the kernel does not take waits where it is. */
+void http_conn_send_rope(struct http_conn *conn, struct str head, struct rope *rope);
 void http_conn_wake(struct http_conn *conn);   /* pump when this tick is over */
 void http_conn_settle(struct http_conn *conn); /* what to watch for and until when */
 void http_conn_tell_fate(struct http_conn *conn, bool taken);

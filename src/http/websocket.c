@@ -137,24 +137,29 @@ void websocket_reader_deinit(struct websocket_reader *reader)
     buf_deinit(&reader->control);
 }
 
-void websocket_write(struct buf *out, enum websocket_opcode opcode, struct str data)
+void websocket_write_head(struct buf *out, enum websocket_opcode opcode, size_t payload)
 {
     unsigned char head[10] = {(unsigned char)(0x80 | opcode)};
     size_t size = 2;
-    if (data.size < 126) {
-        head[1] = (unsigned char)data.size;
-    } else if (data.size < 65536) {
+    if (payload < 126) {
+        head[1] = (unsigned char)payload;
+    } else if (payload < 65536) {
         head[1] = 126;
-        head[2] = (unsigned char)(data.size >> 8);
-        head[3] = (unsigned char)data.size;
+        head[2] = (unsigned char)(payload >> 8);
+        head[3] = (unsigned char)payload;
         size = 4;
     } else {
         head[1] = 127;
         for (int i = 0; i < 8; i++)
-            head[2 + i] = (unsigned char)((uint64_t)data.size >> (56 - 8 * i));
+            head[2 + i] = (unsigned char)((uint64_t)payload >> (56 - 8 * i));
         size = 10;
     }
     buf_append(out, head, size);
+}
+
+void websocket_write(struct buf *out, enum websocket_opcode opcode, struct str data)
+{
+    websocket_write_head(out, opcode, data.size);
     buf_str_append(out, data);
 }
 

@@ -37,6 +37,8 @@ void websocket_reader_deinit(struct websocket_reader *reader);
 
 /* One whole frame, unmasked, as servers send them. */
 void websocket_write(struct buf *out, enum websocket_opcode opcode, struct str data);
+/* What comes before its payload. */
+void websocket_write_head(struct buf *out, enum websocket_opcode opcode, size_t payload);
 void websocket_write_close(struct buf *out, int code, struct str reason);
 /* The code of a close frame's payload: 1005 when there is none, 1002 when it is not allowed. */
 int websocket_close_code(struct str data);

@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/rope.h"
 #include "http/websocket.h"
 #include "loop/loop.h"
 
@@ -190,6 +191,18 @@ size_t http_websocket_send(struct http_websocket *socket, struct str text)
         return 0;
     send_frame(socket, WEBSOCKET_TEXT, text);
     return http_respond_queued(socket->exchange);
+}
+
+size_t http_websocket_send_rope(struct http_websocket *socket, struct rope *text)
+{
+    if (!socket->exchange || socket->closing) {
+        rope_deinit(text);
+        return 0;
+    }
+    struct rope frame = {0};
+    websocket_write_head(&frame.text, WEBSOCKET_TEXT, rope_size(text));
+    rope_move(&frame, text);
+    return http_respond_write_rope(socket->exchange, &frame);
 }
 
 void http_websocket_pause(struct http_websocket *socket)

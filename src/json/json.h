@@ -16,6 +16,7 @@
 #include "base/str.h"
 
 struct err;
+struct rope;
 
 enum json_type {
     JSON_NONE,
@@ -137,6 +138,7 @@ struct json_writer {
     bool comma;
     int indent; /* 0: compact; else spaces per level */
     int level;
+    struct rope *rope; /* `out` is its text, and what is large may hang in it; NULL: it is not */
 };
 void json_begin_object(struct json_writer *writer);
 void json_end_object(struct json_writer *writer);
@@ -152,6 +154,10 @@ void json_put_double(struct json_writer *writer,
 void json_put_bool(struct json_writer *writer, bool value);
 void json_put_null(struct json_writer *writer);
 void json_put_raw(struct json_writer *writer, struct str json); /* trusted JSON bytes */
+/* The same; hung in the writer's rope where there is one and it is worth it. keep() is called for
+ * what hangs, release() when it is gone. */
+void json_put_kept(struct json_writer *writer, struct str json, void *owner,
+                   void (*keep)(void *owner), void (*release)(void *owner));
 /* key and value in one */
 void json_set_str(struct json_writer *writer, const char *key, struct str value);
 void json_set_text(struct json_writer *writer, const char *key, const char *value);

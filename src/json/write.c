@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/rope.h"
 #include "json/tape.h"
 
 static void new_line(struct json_writer *writer)
@@ -181,6 +182,19 @@ void json_put_raw(struct json_writer *writer, struct str json)
     lead(writer);
     before(writer);
     buf_str_append(writer->out, json);
+}
+
+void json_put_kept(struct json_writer *writer, struct str json, void *owner,
+                   void (*keep)(void *owner), void (*release)(void *owner))
+{
+    if (!writer->rope || json.size < ROPE_PIECE_BYTES_MIN) {
+        json_put_raw(writer, json);
+        return;
+    }
+    lead(writer);
+    before(writer);
+    keep(owner);
+    rope_hang(writer->rope, json, owner, release);
 }
 
 void json_put_text(struct json_writer *writer, const char *value)

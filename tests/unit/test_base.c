@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/rope.h"
 #include "base/text.h"
 #include "test.h"
 
@@ -53,6 +54,70 @@ TEST(a_time_is_written_as_the_calendar_says)
     char cut[11];
     clock_format(951782400000u, cut, sizeof cut);
     EXPECT_TEXT(cut, "2000-02-29");
+}
+
+static size_t let_go;
+
+static void count_release(void *owner)
+{
+    (void)owner;
+    let_go++;
+}
+
+/* A rope beside a buffer with the same bytes, changed at random: they stay the same. */
+TEST(a_rope_is_the_row_of_its_bytes_whatever_hangs_in_it)
+{
+    static const char outside[] = "abcdefghijklmnopqrstuvwxyz";
+    unsigned seed = 7;
+    size_t hung = 0;
+    struct rope rope = {0};
+    OWN(buf) struct buf flat = {0};
+    let_go = 0;
+    for (int step = 0; step < 20000; step++) {
+        seed = seed * 1103515245 + 12345;
+        size_t size = (seed >> 16) % 26;
+        struct str bytes = str_make(outside, size);
+        switch ((seed >> 24) % 5) {
+        case 0:
+            rope_hang(&rope, bytes, &rope, count_release);
+            buf_str_append(&flat, bytes);
+            hung++;
+            break;
+        case 1:
+            buf_str_append(&rope.text, bytes);
+            buf_str_append(&flat, bytes);
+            break;
+        case 2: {
+            struct rope more = {0};
+            buf_str_append(&more.text, STR("[]"));
+            rope_hang(&more, bytes, &rope, count_release);
+            buf_str_append(&more.text, STR("()!"));
+            rope_consume(&more, 1);
+            rope_move(&rope, &more);
+            buf_byte(&flat, ']');
+            buf_str_append(&flat, bytes);
+            buf_str_append(&flat, STR("()!"));
+            EXPECT_INT(rope_size(&more), 0);
+            hung++;
+            break;
+        }
+        default:
+            size = size * 2 < flat.size ? size * 2 : flat.size;
+            rope_consume(&rope, size);
+            buf_consume(&flat, size);
+        }
+        EXPECT_INT(rope_size(&rope), flat.size);
+        struct iovec stretches[7];
+        size_t count = rope_front(&rope, stretches, COUNT(stretches)), at = 0;
+        for (size_t i = 0; i < count; i++) {
+            EXPECT(memcmp(flat.data + at, stretches[i].iov_base, stretches[i].iov_len) == 0);
+            at += stretches[i].iov_len;
+        }
+        EXPECT(at == flat.size || count == COUNT(stretches));
+    }
+    EXPECT(let_go > 1000 && let_go <= hung);
+    rope_deinit(&rope);
+    EXPECT_INT(let_go, hung);
 }
 
 TEST(a_map_finds_what_was_put_and_forgets_what_was_removed)

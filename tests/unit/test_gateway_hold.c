@@ -3,6 +3,7 @@
 #include "test_gateway.h"
 #include "test_gateway_spoken.h"
 
+#include "base/rope.h"
 #include "gateway/gate.h"
 #include "gateway/inner.h"
 
@@ -50,6 +51,23 @@ static void gate_world_end(struct trainer *trainer)
     buf_deinit(&trainer->object);
 }
 
+/* Sent from where its parts lie, a call is the same as copied. */
+static void expect_the_same_as_rope(struct gate_work *work, struct str copied)
+{
+    OWN(rope) struct rope rope = {0};
+    struct json_writer out = {.out = &rope.text, .rope = &rope};
+    gate_work_write(work, true, &out);
+    EXPECT_INT(rope_size(&rope), copied.size);
+    struct iovec stretches[16];
+    size_t count = rope_front(&rope, stretches, COUNT(stretches));
+    EXPECT(copied.size < 3 * ROPE_PIECE_BYTES_MIN || count > 1);
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(str_starts(copied, str_make(stretches[i].iov_base, stretches[i].iov_len)));
+        copied = str_from(copied, stretches[i].iov_len);
+    }
+    EXPECT_INT(copied.size, 0);
+}
+
 static void on_calls(void *context, struct gate_work *const *calls, size_t count)
 {
     struct trainer *trainer = context;
@@ -61,6 +79,7 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
         buf_clear(&trainer->object);
         struct json_writer out = {.out = &trainer->object};
         gate_work_write(calls[i], true, &out);
+        expect_the_same_as_rope(calls[i], buf_str(&trainer->object));
         EXPECT_INT(json_read(&doc, buf_str(&trainer->object), NULL, NULL), 0);
         struct str lease = json_str(json_get(json_root(&doc), "lease"), &arena);
         snprintf(trainer->call_id, sizeof trainer->call_id, "%s", gate_work_call_id(calls[i]));

@@ -1,6 +1,7 @@
 /* test_http_server.c - the server through its door, spoken to by raw sockets. */
 #include <malloc.h>
 
+#include "base/rope.h"
 #include "test_http_world.h"
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -563,6 +564,104 @@ TEST(a_large_answer_is_sent_whole_to_a_peer_that_reads_late)
     long body = str_find(buf_str(&in), STR("\r\n\r\n"));
     EXPECT_INT(in.size - (size_t)body - 4, 8 << 20);
     close(peer);
+    close_world();
+}
+
+static int pieces_gone;
+
+static void count_gone(void *owner)
+{
+    (void)owner;
+    pieces_gone++;
+}
+
+/* `count` stretches of text and as many pieces of `size` bytes each. */
+static struct rope make_rope(int count, const char *bytes, size_t size)
+{
+    struct rope rope = {0};
+    for (int i = 0; i < count; i++) {
+        buf_format(&rope.text, "<%d>", i);
+        rope_hang(&rope, str_make(bytes, size), NULL, count_gone);
+    }
+    return rope;
+}
+
+TEST(an_answer_that_lies_elsewhere_is_sent_from_there_and_let_go)
+{
+    enum { PIECES = 1000, SIZE = 9000 };
+    open_world((struct http_server_options){0});
+    OWN(fd) int peer = tcp_peer();
+    OWN(buf) struct buf heard = {0}, expected = {0};
+    static char bytes[SIZE];
+    memset(bytes, 'x', sizeof bytes);
+    for (int round = 0; round < 2; round++) {
+        say(peer, STR("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"));
+        WAIT(held);
+        struct rope rope = make_rope(PIECES, bytes, SIZE);
+        struct http_exchange *exchange = TAKE(held);
+        pieces_gone = 0;
+        http_respond_json_rope(exchange, 200, &rope);
+        EXPECT_INT(rope_size(&rope), 0);
+        EXPECT(pieces_gone < PIECES); /* the peer has not read yet */
+        while (count_of(buf_str(&heard), "<999>") <= round)
+            if (!hear(peer, &heard))
+                loop_once(loop, 10);
+        WAIT(pieces_gone == PIECES);
+    }
+    for (int i = 0; i < PIECES; i++) {
+        buf_format(&expected, "<%d>", i);
+        buf_append(&expected, bytes, SIZE);
+    }
+    while (!str_ends(buf_str(&heard), buf_str(&expected)))
+        if (!hear(peer, &heard))
+            loop_once(loop, 10);
+    EXPECT_INT(count_of(buf_str(&heard), "HTTP/1.1 200 OK"), 2);
+    close_world();
+}
+
+TEST(pieces_are_let_go_when_the_peer_leaves_and_when_there_is_none)
+{
+    enum { PIECES = 300, SIZE = 100000 };
+    open_world((struct http_server_options){0});
+    int peer = tcp_peer();
+    static char bytes[SIZE];
+    pieces_gone = 0;
+    say(peer, STR("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"));
+    WAIT(held);
+    struct rope rope = make_rope(PIECES, bytes, SIZE);
+    http_respond_json_rope(TAKE(held), 200, &rope);
+    EXPECT(pieces_gone < PIECES);
+    fd_close(&peer);
+    WAIT(pieces_gone == PIECES);
+    peer = tcp_peer();
+    say(peer, STR("GET /mute HTTP/1.1\r\nHost: x\r\n\r\n"));
+    WAIT(held);
+    fd_close(&peer);
+    for (int i = 0; i < 10; i++)
+        loop_once(loop, 10);
+    rope = make_rope(PIECES, bytes, SIZE);
+    http_respond_json_rope(TAKE(held), 200, &rope);
+    EXPECT_INT(pieces_gone, 2 * PIECES);
+    close_world();
+}
+
+TEST(a_piece_in_a_stream_of_chunks_is_a_chunk)
+{
+    open_world((struct http_server_options){0});
+    OWN(fd) int peer = tcp_peer();
+    OWN(buf) struct buf heard = {0};
+    say(peer, STR("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"));
+    WAIT(held);
+    struct http_exchange *exchange = TAKE(held);
+    http_respond_begin(exchange, 200, NULL, 0);
+    (void)http_respond_write(exchange, STR("one"));
+    struct rope rope = make_rope(2, "elsewhere", 9);
+    (void)http_respond_write_rope(exchange, &rope);
+    (void)http_respond_write(exchange, STR("three"));
+    http_respond_end(exchange);
+    EXPECT(hear_until(peer, &heard,
+                      "\r\n\r\n3\r\none\r\n18\r\n<0>elsewhere<1>elsewhere\r\n"
+                      "5\r\nthree\r\n0\r\n\r\n"));
     close_world();
 }
 

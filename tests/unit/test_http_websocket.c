@@ -1,4 +1,5 @@
 /* WebSockets: frames as pure functions, and a server's end with a raw peer. */
+#include "base/rope.h"
 #include "test_http_world.h"
 
 #include "http/websocket.h"
@@ -109,12 +110,25 @@ static struct http_websocket *wire;
 static struct buf heard;
 static int closed_code;
 
+/* Half of it written, half of it hanging. */
+static void echo_in_a_rope(struct str data)
+{
+    struct rope rope = {0};
+    size_t half = data.size / 2;
+    char *rest = str_dup(str_from(data, half));
+    buf_str_append(&rope.text, str_upto(data, half));
+    rope_hang(&rope, str_make(rest, data.size - half), rest, free);
+    (void)http_websocket_send_rope(wire, &rope);
+}
+
 static void echo_message(void *context, bool text, struct str data)
 {
     (void)context;
     buf_format(&heard, "%s:%.*s ", text ? "text" : "binary", STR_ARGS(str_upto(data, 20)));
     if (str_is(data, "close"))
         http_websocket_close(TAKE(wire), 1001, "asked to");
+    else if (text)
+        echo_in_a_rope(data);
     else
         (void)http_websocket_send(wire, data);
 }
