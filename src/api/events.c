@@ -124,10 +124,11 @@ static void begin_data(struct json_writer *out, const char *rollout, const char 
         json_set_text(out, "group", group);
 }
 
-static void write_final(struct json_writer *out, const char *fate, const char *stage,
-                        const char *reason, const char *cause, bool rewarded, double reward)
+static void write_final(struct json_writer *out, uint64_t done_ms, const char *fate,
+                        const char *stage, const char *reason, const char *cause, bool rewarded,
+                        double reward)
 {
-    json_set_int(out, "at_ms", (long long)clock_wall_ms());
+    json_set_int(out, "at_ms", (long long)done_ms);
     json_set_text(out, "kind", "final");
     json_set_text(out, "fate", fate);
     json_set_text(out, "stage", stage);
@@ -284,7 +285,8 @@ static bool write_final_row(void *context, const struct store_rollout *row)
     struct final_row *final = context;
     struct json_writer out = {.out = &final->data};
     begin_data(&out, row->id, row->group ? row->group : "");
-    write_final(&out, row->fate, row->stage, row->reason, row->error, row->has_reward, row->reward);
+    write_final(&out, row->done_ms, row->fate, row->stage, row->reason, row->error, row->has_reward,
+                row->reward);
     return false;
 }
 
@@ -356,8 +358,8 @@ static void write_event(const struct rollout_event *event, const char **kind, st
     case ROLLOUT_EVENT_FINAL:
         *kind = "final";
         begin_data(&out, view->id, view->group);
-        write_final(&out, trace_fate_name(view->fate), trace_stage_name(view->stage), view->reason,
-                    view->error, view->rewarded, view->reward);
+        write_final(&out, view->done_ms, trace_fate_name(view->fate), trace_stage_name(view->stage),
+                    view->reason, view->error, view->rewarded, view->reward);
         return;
     case ROLLOUT_EVENT_STAGE:    /* a line of the log says it */
     case ROLLOUT_EVENT_ACTIVITY: /* likewise */

@@ -311,7 +311,7 @@ static bool cancel_group(struct api *api, struct http_exchange *exchange, const 
     json_set_text(&out, "status", "cancelling");
     json_set_int(&out, "rollouts", (long long)count);
     json_end_object(&out);
-    http_respond_json(exchange, 202, buf_str(&body));
+    api_answer_kept(api, exchange, 202, buf_str(&body));
     return true;
 }
 

@@ -12,6 +12,7 @@
  *     policy.c       the weights' version, pause, staleness
  *     gate.c         the gate over HTTP; gate_socket.c the same over a WebSocket
  *     samples.c      what a trainer trains on
+ *     kept.c         answers that wait for the journal
  *     metrics.c      counts
  *     fields.c       bodies of requests, read by a table */
 #ifndef API_INNER_H
@@ -166,6 +167,10 @@ int api_write_group(struct api *api, const char *id, struct buf *out, struct err
 
 /* ---------------------------------------------------------------- policy.c */
 void api_policy_load(struct api *api); /* as it was said to the last server */
+
+/* ---------------------------------------------------------------- kept.c */
+/* Answers when everything that was put into the store until now is in the journal. */
+void api_answer_kept(struct api *api, struct http_exchange *exchange, int status, struct str body);
 
 /* ---------------------------------------------------------------- wait.c */
 /* Answers when the rollout (or every rollout of the group) is over, or the time is up. */

@@ -302,7 +302,7 @@ void api_answer_cancel(struct api *api, struct http_exchange *exchange, struct s
         err_set(&err, ERR_UNSUPPORTED, "this server takes no rollouts");
     if (api->cancel &&
         api->cancel(api->context, id, "cancelled over the control listener", &err) == 0) {
-        http_respond_json(exchange, 202, STR("{\"status\":\"cancelling\"}"));
+        api_answer_kept(api, exchange, 202, STR("{\"status\":\"cancelling\"}"));
         return;
     }
     /* One the manager does not know any more is over. */

@@ -256,7 +256,7 @@ size_t rollouts_group_cancel(struct rollouts *rollouts, const char *name, const 
     if (!group)
         return 0;
     LIST_EACH (at, &group->members) {
-        entry_cancel(LIST_OF(at, struct entry, group_link), "user", why, false);
+        rollouts_cancel_entry(LIST_OF(at, struct entry, group_link), why);
         count++;
     }
     if (group->preparation)

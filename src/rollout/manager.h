@@ -30,6 +30,7 @@ struct entry {
     size_t lane;
     bool dispatched;
     bool stored;      /* its first row is in the journal */
+    bool ending;      /* its last one is on its way there */
     bool preparation; /* of a group: nobody sees it */
     bool counted;     /* against what the policy allows to be under way */
     char activity[96];
@@ -86,6 +87,7 @@ struct entry *rollouts_take(struct rollouts *rollouts, const struct rollout_requ
 int rollouts_put_row(struct entry *entry, void (*on_stored)(void *context, const struct err *err),
                      void *context, struct err *err);
 void entry_cancel(struct entry *entry, const char *reason, const char *why, bool hurry);
+void rollouts_cancel_entry(struct entry *entry, const char *why); /* somebody asked for it */
 /* It is over before it began. */
 void entry_refuse(struct entry *entry, enum trace_fate fate, const char *reason, const char *why);
 void rollouts_start(struct entry *entry);  /* on the emptiest lane */

@@ -90,8 +90,10 @@ struct rollout_view {
     bool final;
     enum trace_fate fate; /* when final */
     enum trace_stage failed_stage;
-    const char *error;  /* "" when nothing went wrong */
-    const char *reason; /* of the end, as a word: "stale", "queue_timeout", "user"...; "" */
+    const char *error; /* "" when nothing went wrong */
+    /* Of the end, as a word: "stale", "queue_timeout", "user"...; "". Before the end: it was asked
+     * to end, and why is in `error`. */
+    const char *reason;
     bool rewarded;
     double reward;
     uint32_t calls, turns, tries;
@@ -190,6 +192,7 @@ struct rollout_left {
     const char *task;               /* its name */
     uint64_t queued_ms;             /* wall clock */
     struct str state;               /* STR_NONE: it was not started yet */
+    const char *cancelled, *why;    /* somebody asked for its end: the reason, in words; NULL: no */
 };
 /* Texts live in the arena. ERR_NOT_FOUND: there is none, or it cannot be gone on with. */
 int rollout_left_read(const char *home, const char *id, struct arena *arena,

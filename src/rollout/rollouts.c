@@ -340,6 +340,7 @@ static void take_final(struct entry *entry, struct report *report)
     entry->result = TAKE(report->result);
     view->result = entry->result;
     rollouts->counts.ending++;
+    entry->ending = true;
     admission_over(entry);
     /* Who is told of an end finds it in every list, and after a crash. */
     view->final = true;
@@ -603,6 +604,10 @@ int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, 
     plan->queued_wall_ms = entry->view.queued_ms = left->queued_ms;
     if (left->state.data)
         plan->state = arena_str(&plan->arena, left->state);
+    if (left->cancelled) {
+        snprintf(entry->reason, sizeof entry->reason, "%s", left->cancelled);
+        snprintf(entry->error, sizeof entry->error, "%s", left->why);
+    }
     if (rollouts_put_row(entry, NULL, NULL, &trouble) < 0)
         LOG_WARN("rollout", left->id, "the index has no row for it: %s", trouble.text);
     group_join(entry);
@@ -611,8 +616,11 @@ int rollouts_resume(struct rollouts *rollouts, const struct rollout_left *left, 
         entry->counted = true;
         rollouts->admission.counted++;
         rollouts_start(entry); /* it is under way, whatever the queue is like */
-        return 0;
     }
+    if (left->cancelled)
+        entry_cancel(entry, left->cancelled, left->why, false);
+    if (entry->dispatched)
+        return 0;
     admission_add(entry);
     admission_run(rollouts);
     return 0;
@@ -638,15 +646,27 @@ static struct entry *find(struct rollouts *rollouts, const char *id)
     return entry;
 }
 
+/* The row says so at once: should this server die before the lane has heard of it, the next one
+ * knows. */
+void rollouts_cancel_entry(struct entry *entry, const char *why)
+{
+    if (entry->ending)
+        return;
+    snprintf(entry->reason, sizeof entry->reason, "user");
+    snprintf(entry->error, sizeof entry->error, "%s", why);
+    put_row(entry);
+    entry_cancel(entry, "user", why, false);
+}
+
 int rollouts_cancel(struct rollouts *rollouts, const char *id, const char *why, struct err *err)
 {
     struct entry *entry = find(rollouts, id);
     if (!entry)
         return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
-    if (entry->view.final)
+    if (entry->ending)
         return err_set(err, ERR_CONFLICT, "rollout '%s' is over: %s", entry->plan->id,
                        trace_fate_name(entry->view.fate));
-    entry_cancel(entry, "user", why, false);
+    rollouts_cancel_entry(entry, why);
     return 0;
 }
 

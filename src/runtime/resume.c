@@ -69,6 +69,10 @@ static bool on_row(void *context, const struct store_rollout *row)
     struct known *known = context;
     struct rollout_left *left = known->left;
     known->row = true;
+    if (row->reason && !row->fate) {
+        left->cancelled = keep(known, row->reason);
+        left->why = keep(known, row->error ? row->error : "");
+    }
     if (!known->fill)
         return false;
     left->task = keep(known, row->task);

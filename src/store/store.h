@@ -173,7 +173,8 @@ struct store_rollout {
     const char *fate;           /* trace_fate_name; NULL: not over */
     const char *error;          /* one sentence */
     const char *dir;            /* its folder */
-    const char *reason;         /* of a fate, as a word: "stale", "queue_timeout"; NULL: none */
+    const char *reason;         /* of a fate, as a word: "stale", "queue_timeout"; NULL: none.
+                                   Without a fate: it was asked to end, and `error` says why */
     const char *key, *key_hash; /* of the submission */
     const char *callback;       /* JSON object: who is told of the end */
     const char *callback_state; /* "waiting", "pending", "delivered", "failed" */

@@ -317,6 +317,33 @@ def test_rows_of_a_group_without_the_groups_own_never_were(service, tmp):
     service.over()
 
 
+def test_a_cancellation_that_was_taken_outlives_its_server(service, tmp):
+    """Whatever the rollouts were doing, and however soon after the answer the server dies."""
+    mark = f"43260.{os.getpid()}"
+    service = service("--rollout.parallel-max", "6")
+    census = Census(service.postern.home)
+    model = script(tmp / "m.toml", bash(f"sleep {mark}"), "Done.")
+    work = {"name": "t", "instruction": "work", "setup": [f"sleep {mark}"], "verify": ["true"]}
+    body = {"agent": "mini", "model": model, "group": "g", "n": 8, "share_setup": False, "task": work}
+    ids = service.control.ask("POST", "/v1/groups", body)[1]["rollouts"]
+    running = service.submit(agent="mini", model=model, task={"name": "t", "instruction": "x", "verify": ["true"]}, priority=9)
+    until(lambda: len(lib.marked(mark, "sleep")) == 6, 60, "six at work")
+    assert service.control.ask("POST", "/v1/groups/g/cancel") == (202, {"status": "cancelling", "rollouts": 8})
+    service.kill()
+    service.start()
+    for id_ in ids:
+        result = service.result(id_)
+        assert (result["fate"], result["reason"], result["reward"]) == ("cancelled", "user", None), result
+        assert "its group was cancelled" in result["cause"] and service.row(id_)["reason"] == "user", result
+    until(lambda: service.stage(running) == "running", 60, "the other one to run")
+    assert service.control.ask("POST", f"/v1/rollouts/{running}/cancel")[0] == 202
+    service.kill()
+    service.start()
+    assert (service.result(running)["fate"], service.result(running)["reason"]) == ("cancelled", "user")
+    service.over()
+    census.settled(mark)
+
+
 def test_what_cannot_be_read_any_more_is_booked_with_its_key_and_told(service, tmp):
     receiver = Receiver()
     service = service("--rollout.parallel-max", "1")
