@@ -98,7 +98,7 @@ static void on_stat(void *context, const struct sandbox_stat *stat, const struct
         fail(life, &why, "fetching the artifacts for the verifier");
         return;
     }
-    sandbox_get_fd(life->sandbox, path, file, on_fetched, life);
+    sandbox_get_fd(life->sandbox, path, file, stat->size, on_fetched, life);
 }
 
 /* ---------------------------------------------------------------- into the verifier's */

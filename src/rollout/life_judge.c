@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "rollout/life.h"
 
@@ -289,6 +291,19 @@ static void on_artifact(void *context, const struct err *err)
     collect_next(life);
 }
 
+/* What came counts, not what was said to be there before. */
+static void on_artifact_file(void *context, const struct err *err)
+{
+    struct life *life = context;
+    const char *host = artifact_path(life);
+    struct stat stat;
+    if (is_bad(err))
+        (void)unlink(host);
+    else if (lstat(host, &stat) == 0)
+        life->artifact_bytes += (uint64_t)stat.st_size;
+    on_artifact(life, err);
+}
+
 /* "/app/out/report.json" is kept as "app.out.report.json": one flat directory, nothing to follow.
  */
 static char *artifact_path(struct life *life)
@@ -353,8 +368,7 @@ static void on_artifact_stat(void *context, const struct sandbox_stat *stat, con
         collect_next(life);
         return;
     }
-    life->artifact_bytes += stat->size;
-    sandbox_get_fd(last_sandbox(life), inside, fd, on_artifact, life);
+    sandbox_get_fd(last_sandbox(life), inside, fd, left, on_artifact_file, life);
 }
 
 static void collect_next(struct life *life)

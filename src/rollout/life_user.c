@@ -15,6 +15,7 @@
 
 #define WORDS_BYTES_MAX (64u << 20)
 #define TURNS_MAX 10000
+#define TRANSCRIPT_BYTES_MAX (8u << 20) /* a conversation that grows beyond it is over */
 
 /* Each step of a task is a conversation of its own. */
 static char *words_path(const struct life *life)
@@ -62,19 +63,28 @@ static void on_words(void *context, const char *text, const struct err *err)
         agent_say(life->run, words);
 }
 
+static int ask(struct life *life, struct err *err)
+{
+    OWN(buf) struct buf shown = {0};
+    if (life->transcript.size > TRANSCRIPT_BYTES_MAX)
+        return err_set(err, ERR_LIMIT, "user and agent have said more than %u bytes to each other",
+                       TRANSCRIPT_BYTES_MAX);
+    buf_str_append(&shown, buf_str(&life->transcript));
+    buf_byte(&shown, ']');
+    if (life->session)
+        life->user = gateway_session_user(life->session, buf_str(&shown), on_words, life, err);
+    return life->user ? 0 : -1;
+}
+
 /* The agent has answered all that the task says. */
 static void on_turn(void *context, struct str reply)
 {
     struct life *life = context;
     struct err err = {0};
-    OWN(buf) struct buf shown = {0};
     if (!life->transcript.size)
         note(life, "user", str_of(life->task->instruction));
     note(life, "assistant", reply);
-    buf_format(&shown, "%.*s]", STR_ARGS(buf_str(&life->transcript)));
-    if (life->session)
-        life->user = gateway_session_user(life->session, buf_str(&shown), on_words, life, &err);
-    if (life->user)
+    if (ask(life, &err) == 0)
         return;
     life_log(life, "user_failed", str_of(err.text));
     if (life->run)

@@ -84,8 +84,8 @@ void channel_put_tree(struct channel *channel, const char *host_dir, const char 
 void channel_get(struct channel *channel, const char *path, size_t bytes_max,
                  void (*on_done)(void *context, struct str content, const struct err *err),
                  void *context);
-void channel_get_fd(struct channel *channel, const char *path, int fd, sandbox_done on_done,
-                    void *context);
+void channel_get_fd(struct channel *channel, const char *path, int fd, uint64_t bytes_max,
+                    sandbox_done on_done, void *context);
 void channel_get_tree(struct channel *channel, const char *path, const char *host_dir,
                       const struct sandbox_budget *budget, sandbox_done on_done, void *context);
 void channel_stat(struct channel *channel, const char *path,

@@ -35,7 +35,7 @@ struct file_work {
     /* source or drain */
     int fd;
     /* drain */
-    size_t bytes_max;
+    uint64_t bytes_max, bytes;
     struct wire_tree_writer *writer;
     struct sandbox_stat stat;
     /* end */
@@ -179,15 +179,15 @@ static void on_data(struct flow *flow, uint8_t which, struct str data)
         ;
     } else if (work->writer) {
         result = wire_tree_write(work->writer, data, &work->err);
-    } else if (work->type == WIRE_GET && work->fd >= 0) {
-        if (fd_write_all(work->fd, data.data, data.size) < 0)
-            result = err_errno(&work->err, "writing the file");
+    } else if (work->type == WIRE_GET && data.size > work->bytes_max - work->bytes) {
+        result = err_set(&work->err, ERR_LIMIT, "the file has more than %llu bytes",
+                         (unsigned long long)work->bytes_max);
     } else if (work->type == WIRE_GET) {
-        if (data.size > work->bytes_max - work->content.size)
-            result =
-                err_set(&work->err, ERR_LIMIT, "the file has more than %zu bytes", work->bytes_max);
-        else
+        work->bytes += data.size;
+        if (work->fd < 0)
             buf_str_append(&work->content, data);
+        else if (fd_write_all(work->fd, data.data, data.size) < 0)
+            result = err_errno(&work->err, "writing the file");
     }
     if (result < 0)
         fail(work);
@@ -348,11 +348,12 @@ void channel_get(struct channel *channel, const char *path, size_t bytes_max,
     work_start(work, channel, path, 0, NULL, true);
 }
 
-void channel_get_fd(struct channel *channel, const char *path, int fd, sandbox_done on_done,
-                    void *context)
+void channel_get_fd(struct channel *channel, const char *path, int fd, uint64_t bytes_max,
+                    sandbox_done on_done, void *context)
 {
     struct file_work *work = work_new(WIRE_GET, context);
     work->on_done = on_done;
+    work->bytes_max = bytes_max;
     take_fd(work, fd);
     work_start(work, channel, path, 0, NULL, true);
 }

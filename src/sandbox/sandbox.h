@@ -248,8 +248,10 @@ void sandbox_put_tree(struct sandbox *sandbox, const char *host_dir, const char 
 void sandbox_get(struct sandbox *sandbox, const char *path, size_t bytes_max,
                  void (*on_done)(void *context, struct str content, const struct err *err),
                  void *context);
-void sandbox_get_fd(struct sandbox *sandbox, const char *path, int fd, sandbox_done on_done,
-                    void *context);
+/* Into a host file descriptor (dup'ed). ERR_LIMIT: there were more than `bytes_max`, whatever the
+ * file's size was said to be before; none of them is written past that. */
+void sandbox_get_fd(struct sandbox *sandbox, const char *path, int fd, uint64_t bytes_max,
+                    sandbox_done on_done, void *context);
 /* A tree out to a fresh host directory: no device nodes, no setuid, links kept as links and never
  * written through, byte and entry budgets enforced. */
 struct sandbox_budget {

@@ -184,10 +184,10 @@ void sandbox_get(struct sandbox *sandbox, const char *path, size_t bytes_max,
     channel_get(channel_of(sandbox), path, bytes_max, on_done, context);
 }
 
-void sandbox_get_fd(struct sandbox *sandbox, const char *path, int fd, sandbox_done on_done,
-                    void *context)
+void sandbox_get_fd(struct sandbox *sandbox, const char *path, int fd, uint64_t bytes_max,
+                    sandbox_done on_done, void *context)
 {
-    channel_get_fd(channel_of(sandbox), path, fd, on_done, context);
+    channel_get_fd(channel_of(sandbox), path, fd, bytes_max, on_done, context);
 }
 
 void sandbox_get_tree(struct sandbox *sandbox, const char *path, const char *host_dir,

@@ -1,6 +1,7 @@
 /* fields.c - single keys of a task, whatever table they are in: texts, times, sizes, commands,
  * files, environments, images, the network. Harbor's spellings and ours lie side by side; which
  * keys there are is said in read.c and harbor.c. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -249,7 +250,7 @@ int task_read_image(struct task *task, struct toml_node *table, const char **roo
         return 0;
     size_t good = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                "._:/@-");
-    if (!name[0] || name[good] || strlen(name) > 400 || name[0] == '-' || name[0] == '/')
+    if (!isalnum((unsigned char)name[0]) || name[good] || strlen(name) > 400)
         return toml_error(toml_get(table, "docker_image"), err,
                           "'%.100s' is not the name of an image", name);
     if (!*root)

@@ -853,6 +853,29 @@ def test_a_conversation_and_its_tools_outlive_the_server(postern, tmp):
         server.stop()
 
 
+def test_a_conversation_that_grows_without_end_is_over(postern, tmp):
+    """The agent says megabytes each time; the user is not asked again when there were too many."""
+    agent = "\n".join(line for line in ACP_TURNS.splitlines() if "count =" not in line)
+    agent = agent.replace('+ " " + count.strip()', "* 100000").replace("    send(method", "    for _ in range(10): send(method")
+    (tmp / "agent.py").write_text(agent)
+    (tmp / "acp.toml").write_text(ACP_SPEC % "x")
+    server = Server(postern)
+    try:
+        rollout = server.submit(agent=str(tmp / "acp.toml"), tools=[{"type": "user"}],
+                                task={"name": "t", "instruction": "one", "verify": ["true"]})
+        for expected in (1, 2):
+            call = server.control.take(wait_ms=60000)[0]
+            assert len(call["arguments"]["transcript"]) == 2 * expected, expected
+            assert server.control.answer(call, {"messages": [{"role": "user", "content": "two"}]})[0] == 200
+        result = server.result(rollout)
+        assert result["fate"] == "ok" and result["reward"] == 1, result
+        events = lib.json_lines((postern.home / "rollouts" / rollout / "events.jsonl").read_bytes())
+        assert [e["text"] for e in events if e["kind"] == "user_failed"] == [
+            "user and agent have said more than 8388608 bytes to each other"]
+    finally:
+        server.stop()
+
+
 def test_each_step_of_a_task_is_a_conversation_of_its_own(postern, tmp):
     """What the trainer said in the first step is not said again in the second."""
     agent = "\n".join(line for line in ACP_TURNS.splitlines() if "count =" not in line)

@@ -375,7 +375,7 @@ static STAGE_UNUSED void big_file(struct stage *stage, size_t size)
     unlink(from);
     file = open(to, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     struct waiting waiting = {0};
-    sandbox_get_fd(stage->box, "/tmp/big", file, stage_on_done, &waiting);
+    sandbox_get_fd(stage->box, "/tmp/big", file, size, stage_on_done, &waiting);
     stage_until(stage, &waiting.done);
     EXPECT_INT(waiting.err.kind, ERR_NONE);
     EXPECT_INT(lseek(file, 0, SEEK_END), size);

@@ -47,7 +47,7 @@ TEST_WITHIN(a_file_of_200_megabytes_makes_the_round_trip, 120)
     EXPECT_INT(stat.stat.kind, SANDBOX_FILE_REGULAR);
     EXPECT_INT(stat.stat.size, 3200ll * 65536);
     EXPECT_INT(stat.stat.mode, 0640);
-    channel_get_fd(place.channel, path, out, on_done, &get);
+    channel_get_fd(place.channel, path, out, 3200ull * 65536, on_done, &get);
     UNTIL(&place, get.times);
     EXPECT_TEXT(get.err.text, "");
     EXPECT(hash_file(out) == hash);
@@ -66,6 +66,17 @@ TEST(file_work_says_what_went_wrong)
     channel_get(place.channel, path, 9, on_content, &b);
     UNTIL(&place, b.times);
     EXPECT_INT(b.err.kind, ERR_LIMIT);
+    /* A file that is larger than it was said to be: what was asked for and no more. */
+    struct ended over = {0}, exact = {0};
+    OWN(mem) char *to = mem_format("%s/to", place.dir);
+    OWN(fd) int fd = open(to, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    channel_get_fd(place.channel, path, fd, 9, on_done, &over);
+    UNTIL(&place, over.times);
+    EXPECT_INT(over.err.kind, ERR_LIMIT);
+    EXPECT(lseek(fd, 0, SEEK_END) <= 9);
+    channel_get_fd(place.channel, path, fd, 10, on_done, &exact);
+    UNTIL(&place, exact.times);
+    EXPECT_INT(exact.err.kind, ERR_NONE);
     channel_get(place.channel, path, 10, on_content, &c);
     UNTIL(&place, c.times);
     EXPECT_STR(buf_str(&c.content), STR("0123456789"));

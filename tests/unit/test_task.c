@@ -391,6 +391,8 @@ TEST(what_cannot_be_had_here_is_refused_by_name)
     expect_refused("[environment]\ntpu = {type = \"x\"}\n", "TPU");
     expect_refused("[environment]\nnetwork_mode = \"sometimes\"\n", "network_mode");
     expect_refused("[environment]\ndocker_image = \"-x\"\n", "name of an image");
+    expect_refused("[environment]\ndocker_image = \"..\"\n", "name of an image");
+    expect_refused("[environment]\ndocker_image = \"\"\n", "name of an image");
     expect_refused("[verifier]\ncarry = [\"etc\"]\n", "carry");
     expect_refused("[[verifier.collect]]\ncommand = \"x\"\nservice = \"db\"\n", "service");
     expect_refused("artifacts = [{source = \"x\", service = \"db\"}]\n", "service");
