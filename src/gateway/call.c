@@ -42,9 +42,9 @@ static void write_intent(struct call *call)
         return;
     }
     char hash[16];
-    str_hex(hash, call->body->digest[1]);
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
+    str_hex(hash, call->body->digest.low);
+    struct buf *body = gateway_text(session->gateway);
+    struct json_writer out = {.out = body};
     json_begin_object(&out);
     json_set_text(&out, "dialect", call->record.dialect);
     json_set_text(&out, "mode", call->record.mode);
@@ -57,7 +57,7 @@ static void write_intent(struct call *call)
         .rollout_id = session->rollout_id,
         .call_id = call->record.id,
         .number = call->record.number,
-        .body = buf_str(&body),
+        .body = buf_str(body),
         .prompt_tokens = -1,
         .completion_tokens = -1,
     };

@@ -79,6 +79,18 @@ void call_stream_answer(struct call *call, struct buf *out)
     dialect_writer_finish(&writer, call->answer.finish, &call->answer.usage, out);
 }
 
+/* About how long it will be. */
+static size_t answer_size(const struct trace_answer *answer)
+{
+    const struct trace_message *message = &answer->message;
+    size_t size = 768 + message->reasoning.size;
+    for (size_t i = 0; i < message->part_count; i++)
+        size += message->parts[i].text.size + 64;
+    for (size_t i = 0; i < message->call_count; i++)
+        size += message->calls[i].arguments.size + 192;
+    return size;
+}
+
 /* The upstream gave the answer in the form or the dialect the agent did not ask for. */
 void call_convert(struct call *call)
 {
@@ -94,6 +106,7 @@ void call_convert(struct call *call)
         dialect_writer_finish(&call->writer, call->answer.finish, &call->answer.usage, &call->held);
         return;
     }
+    (void)buf_reserve(&call->held, answer_size(&call->answer));
     if (!call->request.stream) {
         dialect_write_answer(call->dialect, &call->request, &call->answer, &call->held);
         return;

@@ -69,9 +69,9 @@ static void conclude(struct call *call, const struct err *err)
     session_settle(session, call);
     retry_concluded(call, call->trouble.kind == ERR_NONE);
     if (session->calls_fd >= 0) {
-        OWN(buf) struct buf line = {0};
-        lineage_line(call, &line);
-        session_append_line(session, buf_str(&line));
+        struct buf *line = gateway_text(session->gateway);
+        lineage_line(call, line);
+        session_append_line(session, buf_str(line));
     }
     if (call->committed)
         lineage_add(call);
@@ -148,18 +148,18 @@ void call_enter(struct call *call)
         plain.tokens = (struct trace_tokens){0};
         record.answer = &plain;
     }
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
+    struct buf *body = gateway_text(session->gateway);
+    struct json_writer out = {.out = body};
     trace_call_write(&record, &out);
-    body.size--; /* its closing brace */
+    body->size--; /* its closing brace */
     out.comma = true;
     restore_note(call, &out);
-    buf_byte(&body, '}');
+    buf_byte(body, '}');
     struct store_record entry = {
         .type = STORE_ENTRY,
         .rollout_id = session->rollout_id,
         .call_id = record.id,
-        .body = buf_str(&body),
+        .body = buf_str(body),
         .state = trace_call_state_name(record.state),
         .number = record.number,
         .deliveries = record.deliveries,

@@ -6,6 +6,8 @@
 #include "base/mem.h"
 #include "gateway/inner.h"
 
+#define TEXT_KEPT (64u << 10)
+
 /* The name of each mode, and the older name it is also known by. */
 static const struct {
     const char *name, *also;
@@ -68,9 +70,18 @@ void gateway_free(struct gateway *gateway)
     }
     dialect_scratch_deinit(&gateway->scratch);
     buf_deinit(&gateway->gathered);
+    buf_deinit(&gateway->text);
     arena_deinit(&gateway->spare_arena);
     json_doc_deinit(&gateway->spare_doc);
     free(gateway);
+}
+
+struct buf *gateway_text(struct gateway *gateway)
+{
+    if (gateway->text.capacity > TEXT_KEPT)
+        buf_deinit(&gateway->text);
+    buf_clear(&gateway->text);
+    return &gateway->text;
 }
 
 struct http_client *gateway_client(struct gateway *gateway, struct model *model)

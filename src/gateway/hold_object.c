@@ -135,6 +135,7 @@ void hold_view_read(struct hold_view *view, const struct dialect *dialect, struc
             return;
     OWN(buf) struct buf sampling = {0};
     struct json_writer out = {.out = &sampling};
+    (void)buf_reserve(&sampling, 256);
     write_sampling(body, &out);
     view->sampling = arena_str(arena, buf_str(&sampling));
     view->messages = json_raw(messages);

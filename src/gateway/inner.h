@@ -110,14 +110,18 @@ struct model {
 };
 
 /* ---------------------------------------------------------------- upstream.c, play.c */
+struct digest {
+    uint64_t high, low;
+};
 /* A request's body; read by the lane and, while it is held, by the gate's loop. Never changes. */
 struct body {
     atomic_uint references;
     struct buf bytes;
-    /* The lane's: a hash of all bytes, and how far it had come after each step: skim.c. */
-    uint64_t digest[2];
-    char *trail;
-    size_t trail_count;
+    /* The lane's: a hash of all bytes, and the hashes of their pieces it is made of: skim.c. */
+    struct digest digest;
+    struct digest *pieces;
+    size_t piece_count;
+    char inside[]; /* the bytes, when they came in one piece */
 };
 struct body *body_new(struct str bytes);
 /* The body of the request that was just read, without copying it where that is possible. */
@@ -312,6 +316,7 @@ struct gateway {
     size_t remembered_bytes; /* of answers, over all sessions: retry.c */
     struct dialect_scratch scratch;
     struct buf gathered;      /* of a piece that is being read: what goes on to the agent */
+    struct buf text;          /* gateway_text() */
     size_t kept_bytes;        /* of requests of calls that wait: hold_request.c */
     struct arena spare_arena; /* memory of requests that are forgotten, for the next one */
     struct json_doc spare_doc;
@@ -319,6 +324,8 @@ struct gateway {
     atomic_uint_fast64_t prompt_tokens, completion_tokens, in_flight, sessions;
 };
 struct http_client *gateway_client(struct gateway *gateway, struct model *model);
+/* An empty buffer for what is written and handed on at once; whoever asks next empties it. */
+struct buf *gateway_text(struct gateway *gateway);
 
 /* ---------------------------------------------------------------- session.c */
 enum refusal {

@@ -400,7 +400,7 @@ static void digest(struct http_exchange *exchange, const struct dialect *dialect
     XXH3_128bits_update(&state, name, strlen(name) + 1);
     XXH3_128bits_update(&state, target.data, target.size);
     XXH3_128bits_update(&state, "", 1);
-    XXH3_128bits_update(&state, body->digest, sizeof body->digest);
+    XXH3_128bits_update(&state, &body->digest, sizeof body->digest);
     XXH128_hash_t hash = XXH3_128bits_digest(&state);
     *key = (struct retry_key){hash.high64, hash.low64};
 }

@@ -2,8 +2,8 @@
  *
  * A request of 600 KB differs from the one before it in its last few hundred bytes. The bytes are
  * compared with those of the calls a session remembers (lineage.c), newest first; what is the same
- * at the front is known: its digest (a hash goes on from where it was, every 64 KB), its place on
- * the tape (json_read_on), its messages (dialect_skim_request) and their hashes; and so are a
+ * at the front is known: its digest (a hash over hashes of pieces), its place on the
+ * tape (json_read_on), its messages (dialect_skim_request) and their hashes; and so are a
  * system prompt and tools that are the same bytes elsewhere in the body. Only the rest is read. The
  * result is the same as if all had been read, but that most messages and the tools are blank: who
  * wants to look at all of them calls request_whole() first. */
@@ -19,8 +19,7 @@
 
 #define DEPTH_MAX 64
 #define NODES_MAX (4u << 20)
-#define TRAIL_STEP ((size_t)64 << 10)
-#define TRAIL_MAX ((size_t)256)
+#define PIECE ((size_t)4 << 10)
 #define SPARE_BYTES_MAX ((size_t)256 << 10)
 
 /* ---------------------------------------------------------------- bodies */
@@ -28,12 +27,12 @@
 /* Exactly as large as it is: thousands of them may wait. */
 struct body *body_new(struct str bytes)
 {
-    struct body *body = mem_zero(sizeof *body);
-    atomic_init(&body->references, 1);
-    size_t size = bytes.size ? bytes.size : 1;
-    body->bytes.start = body->bytes.data = mem_alloc(size);
-    body->bytes.capacity = size;
-    buf_str_append(&body->bytes, bytes);
+    struct body *body = mem_alloc(sizeof *body + bytes.size);
+    *body = (struct body){.references = 1};
+    body->bytes.data = body->bytes.start = body->inside;
+    body->bytes.size = body->bytes.capacity = bytes.size;
+    if (bytes.size)
+        memcpy(body->inside, bytes.data, bytes.size);
     return body;
 }
 
@@ -62,38 +61,35 @@ void body_unref(struct body *body)
 {
     if (!body || atomic_fetch_sub(&body->references, 1) != 1)
         return;
-    buf_deinit(&body->bytes);
-    free(body->trail);
+    if (body->bytes.start != body->inside)
+        buf_deinit(&body->bytes);
+    free(body->pieces);
     free(body);
 }
 
-/* A hash of all bytes. `trail` is how far it had come after each step: the same bytes at the front
- * of a later body are not hashed again. */
+static struct digest hash_of(const void *data, size_t size)
+{
+    XXH128_hash_t hash = XXH3_128bits(data, size);
+    return (struct digest){hash.high64, hash.low64};
+}
+
+/* A hash over the hashes of the pieces and what follows them: pieces that an earlier body had at
+ * the same place are not hashed again. */
 static void digest(struct body *body, const struct body *before, size_t shared)
 {
-    XXH3_state_t state;
-    size_t steps = body->bytes.size / TRAIL_STEP, known = shared / TRAIL_STEP;
-    steps = steps < TRAIL_MAX ? steps : TRAIL_MAX;
-    if (!before || known > before->trail_count)
-        known = before ? before->trail_count : 0;
-    if (steps)
-        body->trail = mem_alloc(steps * sizeof state);
-    if (known) {
-        memcpy(body->trail, before->trail, known * sizeof state);
-        memcpy(&state, body->trail + (known - 1) * sizeof state, sizeof state);
-    } else {
-        XXH3_128bits_reset(&state);
-    }
-    for (size_t i = known; i < steps; i++) {
-        XXH3_128bits_update(&state, body->bytes.data + i * TRAIL_STEP, TRAIL_STEP);
-        memcpy(body->trail + i * sizeof state, &state, sizeof state);
-    }
-    size_t done = steps * TRAIL_STEP;
-    XXH3_128bits_update(&state, body->bytes.data + done, body->bytes.size - done);
-    XXH128_hash_t hash = XXH3_128bits_digest(&state);
-    body->trail_count = steps;
-    body->digest[0] = hash.high64;
-    body->digest[1] = hash.low64;
+    size_t count = body->bytes.size / PIECE, known = shared / PIECE;
+    if (!before || known > before->piece_count)
+        known = before ? before->piece_count : 0;
+    body->pieces = mem_alloc((count + 2) * sizeof *body->pieces);
+    body->piece_count = count;
+    if (known)
+        memcpy(body->pieces, before->pieces, known * sizeof *body->pieces);
+    for (size_t i = known; i < count; i++)
+        body->pieces[i] = hash_of(body->bytes.data + i * PIECE, PIECE);
+    size_t done = count * PIECE;
+    body->pieces[count] = hash_of(body->bytes.data + done, body->bytes.size - done);
+    body->pieces[count + 1] = (struct digest){0, body->bytes.size};
+    body->digest = hash_of(body->pieces, (count + 2) * sizeof *body->pieces);
 }
 
 void skim_digest(struct call *call)

@@ -131,11 +131,24 @@ static void put_run(struct buf *out, const char *at, const char *end_of_run, boo
     buf_append(out, good, (size_t)(at - good));
 }
 
+/* ASCII without quotes, backslashes and control characters, which most of what is written is. */
+static bool is_plain(const char *at, size_t size)
+{
+    char few[16];
+    bool high = false;
+    if (size < sizeof few) { /* looked at in one step */
+        memset(few, ' ', sizeof few);
+        memcpy(few, at, size);
+        at = few;
+        size = sizeof few;
+    }
+    return json_plain_end(at, at + size, &high) == at + size && !high;
+}
+
 void json_quote(struct buf *out, struct str text)
 {
     const char *at = text.size ? text.data : "", *end_of_text = at + text.size;
-    bool plain_high = false;
-    if (json_plain_end(at, end_of_text, &plain_high) == end_of_text && !plain_high) {
+    if (is_plain(at, text.size)) {
         char *put = buf_reserve(out, text.size + 2);
         put[0] = put[text.size + 1] = '"';
         memcpy(put + 1, at, text.size);
