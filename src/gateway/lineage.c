@@ -168,6 +168,28 @@ static void hash_messages(struct call *call)
     call->hashed = true;
 }
 
+/* When little is shared from the front on (a date in the system prompt), the request is pieces of
+ * the call that has the most messages at the same places. */
+static const struct ancestor *find_alike(struct call *call, const struct ancestor *parent)
+{
+    const struct lineage *lineage = &call->session->lineage;
+    size_t most = 0;
+    if (call->parent_bytes >= call->body->bytes.size / 2)
+        return parent;
+    hash_messages(call);
+    for (const struct ancestor *at = next_oldest(lineage, UINT64_MAX); at;
+         at = next_oldest(lineage, at->age)) {
+        size_t same = 0;
+        for (size_t i = 0; i < at->message_count && i < call->request.message_count; i++)
+            same += at->hashes[i] == call->hashes[i];
+        if (same > most) {
+            most = same;
+            parent = at;
+        }
+    }
+    return parent;
+}
+
 void lineage_entry(struct call *call, struct store_record *entry)
 {
     find_parent(call);
@@ -177,11 +199,12 @@ void lineage_entry(struct call *call, struct store_record *entry)
     if (call->parent < 0)
         return;
     const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
+    const struct ancestor *base = find_alike(call, parent);
     entry->request_base = (struct store_base){
-        .call_id = parent->call_id,
-        .bytes = buf_str(&parent->body->bytes),
-        .depth = parent->request_depth,
-        .front = call->parent_bytes,
+        .call_id = base->call_id,
+        .bytes = buf_str(&base->body->bytes),
+        .depth = base->request_depth,
+        .front = base == parent ? call->parent_bytes : 0,
     };
     if (parent->ids.size)
         entry->prompt_base = (struct store_base){

@@ -132,6 +132,46 @@ TEST(a_long_rollout_grows_the_record_by_its_tails_only)
     world_end(&world);
 }
 
+/* An agent and its sub-agent take turns; the hour stands in front of both. */
+TEST(a_prompt_with_the_hour_in_it_costs_the_journal_its_tails_only)
+{
+    enum { ROUNDS = 16 };
+    struct world world = {.upstream_answer = answer_numbered};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){0});
+    struct buf talks[2] = {0};
+    char *bodies[ROUNDS];
+    size_t sent = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        struct buf *talk = &talks[i % 2];
+        for (int j = 0; j < (i < 2 ? 3000 : 40); j++)
+            buf_format(talk, "%s%d-%d ", j ? "" : ",{\"role\":\"user\",\"content\":\"", i,
+                       j * 7919 % 10007);
+        buf_str_append(talk, STR("\"}"));
+        bodies[i] = mem_format("{\"model\":\"m\",\"messages\":[{\"role\":\"system\",\"content\":"
+                               "\"It is %d o'clock. " LONG_WORDS "\"}%.*s]}",
+                               i * 1234567, STR_ARGS(buf_str(talk)));
+        sent += strlen(bodies[i]);
+    }
+    ask_all(&world, (const char *const *)bodies, ROUNDS);
+    struct store_counts counts;
+    store_counts(world.store, &counts);
+    EXPECT(sent > ROUNDS * 20000);
+    EXPECT(counts.bytes < strlen(bodies[0]) + strlen(bodies[1]) + ROUNDS * 3000);
+    char ids[ROUNDS + 1][64] = {0};
+    EXPECT_INT(store_list_calls(world.store, "r-test", note_id, ids, NULL), 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        OWN(buf) struct buf request = {0};
+        EXPECT_INT(store_read_request(world.store, ids[i + 1], &request, NULL), 0);
+        EXPECT(str_equal(buf_str(&request), str_of(bodies[i])));
+        free(bodies[i]);
+    }
+    buf_deinit(&talks[0]);
+    buf_deinit(&talks[1]);
+    world_end(&world);
+}
+
 /* ---------------------------------------------------------------- replay */
 
 static void answer_tools(struct world *world, struct http_exchange *exchange)
