@@ -22,6 +22,7 @@
 
 #define VERSION 4
 #define BUSY_MS_MAX 10000
+#define INTENTS_MAX 4096 /* that wait for the end of a transaction */
 
 /* What lists ask for has an index of its own, so that a question costs the same whatever is kept.
  * Those on what changes during a rollout's life are partial: small, or written once. */
@@ -67,11 +68,11 @@ static const char *const texts[INDEX_STATEMENTS] = {
                    " place = CASE state WHEN 'open' THEN ?6 ELSE place END",
     [ADD_ENTRY] =
         "INSERT INTO calls(id, rollout_id, number, state, status, prompt_tokens,"
-        " completion_tokens, entry_ms, segment, place, deliveries)"
-        " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"
+        " completion_tokens, entry_ms, segment, place, deliveries, intent_ms)"
+        " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)"
         " ON CONFLICT(id) DO UPDATE SET number = ?3, state = ?4, status = ?5, prompt_tokens = ?6,"
         " completion_tokens = ?7, entry_ms = ?8, segment = ?9, place = ?10,"
-        " deliveries = max(ifnull(deliveries, 0), ?11)",
+        " deliveries = max(ifnull(deliveries, 0), ?11), intent_ms = ifnull(?12, intent_ms)",
     [ADD_DELIVERY] =
         "INSERT INTO calls(id, rollout_id, state, deliveries) VALUES(?1, ?2, 'open', ?3)"
         " ON CONFLICT(id) DO UPDATE SET deliveries = max(ifnull(deliveries, 0), ?3)",
@@ -128,6 +129,16 @@ static long long pragma_number(struct index *index, const char *text)
     return value;
 }
 
+static void forget_intents(struct index *index)
+{
+    size_t at = 0;
+    struct str key;
+    void *view;
+    while ((view = map_next(&index->intents, &at, &key)))
+        free(view);
+    map_deinit(&index->intents);
+}
+
 void index_close(struct index *index)
 {
     if (!index)
@@ -136,6 +147,7 @@ void index_close(struct index *index)
         sqlite3_finalize(index->statements[i]);
     sqlite3_finalize(index->rewards);
     sqlite3_close(index->db);
+    forget_intents(index);
     json_doc_deinit(&index->doc);
     free(index);
 }
@@ -234,6 +246,7 @@ int index_begin(struct index *index, struct err *err)
 
 void index_rollback(struct index *index)
 {
+    forget_intents(index);
     if (index->in_transaction)
         (void)sql(index, "ROLLBACK", NULL);
     index->in_transaction = false;
@@ -264,21 +277,52 @@ static int run(struct index *index, sqlite3_stmt *statement, struct err *err)
     return result;
 }
 
-static int add_call(struct index *index, const struct store_view *view, struct err *err)
+static int write_intent(struct index *index, const struct store_view *view, struct err *err)
 {
-    if (!view->call_id.size)
-        return 0;
-    bool entry = view->type == STORE_ENTRY;
-    sqlite3_stmt *statement = index->statements[entry ? ADD_ENTRY : ADD_INTENT];
+    sqlite3_stmt *statement = index->statements[ADD_INTENT];
     index_bind(statement, 1, view->call_id);
     index_bind(statement, 2, view->rollout_id);
     sqlite3_bind_int64(statement, 3, view->number);
-    if (!entry) {
-        sqlite3_bind_int64(statement, 4, (int64_t)view->wall_ms);
-        index_bind(statement, 5, view->segment);
-        sqlite3_bind_int64(statement, 6, (int64_t)view->offset);
-        return run(index, statement, err);
-    }
+    sqlite3_bind_int64(statement, 4, (int64_t)view->wall_ms);
+    index_bind(statement, 5, view->segment);
+    sqlite3_bind_int64(statement, 6, (int64_t)view->offset);
+    return run(index, statement, err);
+}
+
+/* Those whose entry did not follow. */
+static int write_intents(struct index *index, struct err *err)
+{
+    size_t at = 0;
+    struct str key;
+    const struct store_view *view;
+    int result = 0;
+    while (result == 0 && (view = map_next(&index->intents, &at, &key)))
+        result = write_intent(index, view, err);
+    forget_intents(index);
+    return result;
+}
+
+/* Most calls end before the index looks at them: an intent waits for the end of the transaction,
+ * and one whose entry comes before that is no row of its own. */
+static int add_intent(struct index *index, const struct store_view *view, struct err *err)
+{
+    if (!view->call_id.size)
+        return 0;
+    struct store_view *copy = mem_alloc(sizeof *copy);
+    *copy = *view;
+    free(map_put(&index->intents, view->call_id, copy));
+    return index->intents.count < INTENTS_MAX ? 0 : write_intents(index, err);
+}
+
+static int add_entry(struct index *index, const struct store_view *view, struct err *err)
+{
+    if (!view->call_id.size)
+        return 0;
+    sqlite3_stmt *statement = index->statements[ADD_ENTRY];
+    OWN(mem) struct store_view *intent = map_remove(&index->intents, view->call_id);
+    index_bind(statement, 1, view->call_id);
+    index_bind(statement, 2, view->rollout_id);
+    sqlite3_bind_int64(statement, 3, view->number);
     index_bind(statement, 4, view->state.data ? view->state : STR("done"));
     sqlite3_bind_int64(statement, 5, view->http_status);
     bind_number(statement, 6, view->prompt_tokens);
@@ -287,6 +331,8 @@ static int add_call(struct index *index, const struct store_view *view, struct e
     index_bind(statement, 9, view->segment);
     sqlite3_bind_int64(statement, 10, (int64_t)view->offset);
     sqlite3_bind_int64(statement, 11, view->deliveries);
+    if (intent)
+        sqlite3_bind_int64(statement, 12, (int64_t)intent->wall_ms);
     return run(index, statement, err);
 }
 
@@ -422,11 +468,14 @@ int index_add(struct index *index, const struct store_view *view, struct err *er
 {
     switch (view->type) {
     case STORE_INTENT:
+        return add_intent(index, view, err);
     case STORE_ENTRY:
-        return add_call(index, view, err);
+        return add_entry(index, view, err);
     case STORE_ROLLOUT:
         return add_rollout(index, view, err);
     case STORE_NOTE:
+        if (write_intents(index, err) < 0) /* it may delete what they are about */
+            return -1;
         return view->call_id.size && view->deliveries ? add_delivery(index, view, err)
                                                       : add_note(index, view, err);
     }
@@ -454,7 +503,7 @@ int index_note(struct index *index, const char *segment, uint64_t indexed, struc
 
 int index_commit(struct index *index, struct err *err)
 {
-    if (sql(index, "COMMIT", err) < 0)
+    if (write_intents(index, err) < 0 || sql(index, "COMMIT", err) < 0)
         return -1;
     index->in_transaction = false;
     return 0;

@@ -4,6 +4,7 @@
 
 #include <sqlite3.h>
 
+#include "base/map.h"
 #include "json/json.h"
 #include "store/inner.h"
 
@@ -36,6 +37,7 @@ struct index {
     sqlite3_stmt *statements[INDEX_STATEMENTS];
     sqlite3_stmt *rewards; /* of a row that is read */
     bool in_transaction;
+    struct map intents; /* of this transaction, by call: not written yet */
     struct json_doc doc;
 };
 
