@@ -8,7 +8,7 @@
  * on them; what a dead one left is recovered by the next store_open(). Inside a process one thread
  * takes what is queued, writes it, syncs once for all of it and then tells each asker on its own
  * loop; an intent needs no sync, is written by its asker's thread when nobody else is writing, and
- * may overtake what is queued. The index follows within 50 ms; reading functions bring it up to
+ * may overtake what is queued. The index follows within 200 ms; reading functions bring it up to
  * date first, and who puts a rollout's row is told when other processes can see it there.
  *
  * store_append() and store_put_rollout() may come from any thread; on_committed comes on `loop`,

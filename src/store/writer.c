@@ -31,7 +31,7 @@
 #define QUEUE_BYTES_MAX ((uint64_t)256 << 20)
 #define BATCH_BYTES_MAX ((uint64_t)16 << 20)
 #define CHUNK_BYTES_MAX ((uint64_t)64 << 20) /* waiting for the index: more is read again later */
-#define INDEX_MS 50
+#define INDEX_MS 200
 #define INDEX_BYTES_MAX ((uint64_t)4 << 20) /* more does not wait */
 #define FLUSH_MS_MAX 10000
 
