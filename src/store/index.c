@@ -58,6 +58,9 @@ static const char schema[] =
     "CREATE INDEX calls_open ON calls(state) WHERE state = 'open';"
     "PRAGMA user_version = 4;";
 
+/* What came later and needs no other version; `updated_ms` is the order of the row that is kept. */
+static const char newer[] = "CREATE INDEX IF NOT EXISTS rollouts_updated ON rollouts(updated_ms);";
+
 static const char *const texts[INDEX_STATEMENTS] = {
     /* While there is no entry, the place is the intent's. */
     [ADD_INTENT] = "INSERT INTO calls(id, rollout_id, number, state, intent_ms, segment, place)"
@@ -92,6 +95,9 @@ static const char *const texts[INDEX_STATEMENTS] = {
                   " key_hash, n, queued_ms, segment)"
                   " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     [ADD_FACT] = "INSERT OR REPLACE INTO facts(name, value, segment) VALUES(?1, ?2, ?3)",
+    /* Written again by the retention: it stands in another segment now, unless it was put since. */
+    [KEEP_FACT] = "INSERT INTO facts(name, value, segment) VALUES(?1, ?2, ?3)"
+                  " ON CONFLICT(name) DO UPDATE SET segment = ?3 WHERE value = ?2",
     [SET_CALLBACK] = "UPDATE rollouts SET callback_state = ?2 WHERE id = ?1",
     [DROP_ROLLOUT] = "DELETE FROM rollouts WHERE id = ?1",
     [DROP_CALLS] = "DELETE FROM calls WHERE rollout_id = ?1",
@@ -170,7 +176,7 @@ static int prepare_schema(struct index *index, struct err *err)
         (void)sql(index, "ROLLBACK", NULL);
         return 1;
     }
-    if (version == 0 && sql(index, schema, err) < 0)
+    if ((version == 0 && sql(index, schema, err) < 0) || sql(index, newer, err) < 0)
         return -1;
     return sql(index, "COMMIT", err);
 }
@@ -390,7 +396,7 @@ static int add_rollout(struct index *index, const struct store_view *view, struc
             sqlite3_bind_double(statement, at, number);
     }
     index_bind(statement, at++, view->segment);
-    sqlite3_bind_int64(statement, at, (int64_t)view->wall_ms);
+    sqlite3_bind_int64(statement, at, (int64_t)(view->order ? view->order : view->wall_ms));
     if (run(index, statement, err) < 0)
         return -1;
     if (!sqlite3_changes(index->db))
@@ -456,7 +462,8 @@ static int add_note(struct index *index, const struct store_view *view, struct e
         return run_with(index, SET_CALLBACK, rollout, json_str(json_get(note, "state"), &arena),
                         STR_NONE, err);
     if (json_is(kind, "fact") && id.size)
-        return run_with(index, ADD_FACT, id, json_raw(json_get(note, "value")), view->segment, err);
+        return run_with(index, json_true(json_get(note, "again")) ? KEEP_FACT : ADD_FACT, id,
+                        json_raw(json_get(note, "value")), view->segment, err);
     if (json_is(kind, "deleted") && rollout.size)
         return drop_rollout(index, rollout, err);
     if (json_is(kind, "deleted") && group.size)

@@ -23,6 +23,7 @@ enum index_statement {
     ADD_REWARD,
     ADD_GROUP,
     ADD_FACT,
+    KEEP_FACT,
     SET_CALLBACK,
     DROP_ROLLOUT,
     DROP_CALLS,

@@ -26,6 +26,30 @@ static void bind_text(sqlite3_stmt *statement, int at, const char *text)
     index_bind(statement, at, str_of(text));
 }
 
+static sqlite3_stmt *prepare(struct index *index, const char *text, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
+        index_error(index, err);
+    return statement;
+}
+
+/* Every row, until on_row has had enough; ends the statement. Returns how many there were. */
+static int each_row(struct index *index, sqlite3_stmt *statement,
+                    bool (*on_row)(void *context, sqlite3_stmt *statement), void *context,
+                    struct err *err)
+{
+    int code, count = 0;
+    bool more = true;
+    while (more && (code = sqlite3_step(statement)) == SQLITE_ROW) {
+        count++;
+        more = on_row(context, statement);
+    }
+    int result = !more || code == SQLITE_DONE ? count : index_error(index, err);
+    sqlite3_finalize(statement);
+    return result;
+}
+
 /* The parts of the reward, into the arena. */
 static size_t read_rewards(struct index *index, const char *id, struct arena *arena,
                            const struct store_reward **out)
@@ -51,10 +75,15 @@ static size_t read_rewards(struct index *index, const char *id, struct arena *ar
     return count;
 }
 
-/* Hands out one row; false: the caller has had enough. */
-static bool give_rollout(struct index *index, sqlite3_stmt *statement,
-                         bool (*on_row)(void *, const struct store_rollout *), void *context)
+struct rollouts {
+    struct index *index;
+    bool (*on_row)(void *context, const struct store_rollout *row);
+    void *context;
+};
+
+static bool give_rollout(void *context, sqlite3_stmt *statement)
 {
+    struct rollouts *wanted = context;
     OWN(arena) struct arena arena = {0};
     const char *text[ROLLOUT_TEXTS];
     for (int i = 0; i < ROLLOUT_TEXTS; i++)
@@ -92,8 +121,8 @@ static bool give_rollout(struct index *index, sqlite3_stmt *statement,
         .policy_version = column_number(statement, at + 9, 0),
         .bytes = (uint64_t)column_number(statement, at + 10, 0),
     };
-    row.reward_count = read_rewards(index, row.id, &arena, &row.rewards);
-    return on_row(context, &row);
+    row.reward_count = read_rewards(wanted->index, row.id, &arena, &row.rewards);
+    return wanted->on_row(wanted->context, &row);
 }
 
 /* Only what is asked for is in the question, so that each goes along an index. */
@@ -142,10 +171,10 @@ int index_list_rollouts(struct index *index, const struct store_query *query,
 {
     OWN(buf) struct buf text = {0};
     size_t limit = query->limit ? query->limit : LIMIT_DEFAULT;
-    sqlite3_stmt *statement = NULL;
     write_list(query, &text);
-    if (sqlite3_prepare_v2(index->db, buf_text(&text), -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, buf_text(&text), err);
+    if (!statement)
+        return -1;
     const char *values[] = {query->run,   query->stage, query->fate,   query->task,
                             query->group, query->agent, query->before, query->after};
     for (size_t i = 0; i < COUNT(values); i++)
@@ -154,15 +183,21 @@ int index_list_rollouts(struct index *index, const struct store_query *query,
     if (query->done_before_ms)
         sqlite3_bind_int64(statement, 9, (int64_t)query->done_before_ms);
     sqlite3_bind_int64(statement, 10, (int64_t)(limit < LIMIT_MAX ? limit : LIMIT_MAX));
-    int code;
-    while ((code = sqlite3_step(statement)) == SQLITE_ROW)
-        if (!give_rollout(index, statement, on_row, context)) {
-            code = SQLITE_DONE;
-            break;
-        }
-    int result = code == SQLITE_DONE ? 0 : index_error(index, err);
-    sqlite3_finalize(statement);
-    return result;
+    struct rollouts wanted = {index, on_row, context};
+    return each_row(index, statement, give_rollout, &wanted, err) < 0 ? -1 : 0;
+}
+
+struct found {
+    int64_t count;
+    char *id;
+};
+
+static bool note_found(void *context, sqlite3_stmt *statement)
+{
+    struct found *found = context;
+    found->count = sqlite3_column_int64(statement, 0);
+    found->id = mem_dup(column_text(statement, 1));
+    return false;
 }
 
 int index_get_rollout(struct index *index, const char *id,
@@ -174,35 +209,50 @@ int index_get_rollout(struct index *index, const char *id,
                                " (?1 <> '' AND id > ?1 AND id < ?1 || '~' AND NOT EXISTS"
                                " (SELECT 1 FROM rollouts WHERE id = ?1))";
     static const char get[] = "SELECT " ROLLOUT_COLUMNS " FROM rollouts WHERE id = ?1";
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, find, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, find, err);
+    if (!statement)
+        return -1;
     bind_text(statement, 1, id);
-    OWN(mem) char *full = NULL;
-    int64_t count = -1;
-    if (sqlite3_step(statement) == SQLITE_ROW) {
-        count = sqlite3_column_int64(statement, 0);
-        full = mem_dup(column_text(statement, 1));
-    }
-    sqlite3_finalize(statement);
-    if (count < 0)
-        return index_error(index, err);
-    if (count == 0)
+    struct found found = {0};
+    int rows = each_row(index, statement, note_found, &found, err);
+    OWN(mem) char *full = found.id;
+    if (rows < 0)
+        return -1;
+    if (found.count == 0)
         return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
-    if (count > 1)
-        return err_set(err, ERR_CONFLICT, "'%s' fits %lld rollouts", id, (long long)count);
-
-    if (sqlite3_prepare_v2(index->db, get, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    if (found.count > 1)
+        return err_set(err, ERR_CONFLICT, "'%s' fits %lld rollouts", id, (long long)found.count);
+    if (!(statement = prepare(index, get, err)))
+        return -1;
     bind_text(statement, 1, full);
-    int code = sqlite3_step(statement);
-    int result = 0;
-    if (code == SQLITE_ROW)
-        (void)give_rollout(index, statement, on_row, context);
-    else
-        result = index_error(index, err);
-    sqlite3_finalize(statement);
-    return result;
+    struct rollouts wanted = {index, on_row, context};
+    rows = each_row(index, statement, give_rollout, &wanted, err);
+    if (rows == 0) /* it went in between */
+        return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
+    return rows < 0 ? -1 : 0;
+}
+
+struct calls {
+    bool (*on_row)(void *context, const struct store_call *row);
+    void *context;
+};
+
+static bool give_call(void *context, sqlite3_stmt *statement)
+{
+    struct calls *wanted = context;
+    struct store_call row = {
+        .id = column_text(statement, 0),
+        .rollout_id = column_text(statement, 1),
+        .state = column_text(statement, 2),
+        .number = (uint32_t)column_number(statement, 3, 0),
+        .http_status = (uint32_t)column_number(statement, 4, 0),
+        .prompt_tokens = column_number(statement, 5, -1),
+        .completion_tokens = column_number(statement, 6, -1),
+        .intent_ms = (uint64_t)column_number(statement, 7, 0),
+        .entry_ms = (uint64_t)column_number(statement, 8, 0),
+        .deliveries = (uint32_t)column_number(statement, 9, 0),
+    };
+    return wanted->on_row(wanted->context, &row);
 }
 
 int index_list_calls(struct index *index, const char *rollout_id,
@@ -212,85 +262,82 @@ int index_list_calls(struct index *index, const char *rollout_id,
     static const char text[] =
         "SELECT id, rollout_id, state, number, status, prompt_tokens, completion_tokens, intent_ms,"
         " entry_ms, deliveries FROM calls WHERE rollout_id = ?1 ORDER BY number, id";
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, text, err);
+    if (!statement)
+        return -1;
     bind_text(statement, 1, rollout_id);
-    int code;
-    while ((code = sqlite3_step(statement)) == SQLITE_ROW) {
-        struct store_call row = {
-            .id = column_text(statement, 0),
-            .rollout_id = column_text(statement, 1),
-            .state = column_text(statement, 2),
-            .number = (uint32_t)column_number(statement, 3, 0),
-            .http_status = (uint32_t)column_number(statement, 4, 0),
-            .prompt_tokens = column_number(statement, 5, -1),
-            .completion_tokens = column_number(statement, 6, -1),
-            .intent_ms = (uint64_t)column_number(statement, 7, 0),
-            .entry_ms = (uint64_t)column_number(statement, 8, 0),
-            .deliveries = (uint32_t)column_number(statement, 9, 0),
-        };
-        if (!on_row(context, &row)) {
-            code = SQLITE_DONE;
-            break;
-        }
-    }
-    int result = code == SQLITE_DONE ? 0 : index_error(index, err);
-    sqlite3_finalize(statement);
-    return result;
+    struct calls wanted = {on_row, context};
+    return each_row(index, statement, give_call, &wanted, err) < 0 ? -1 : 0;
+}
+
+static bool note_place(void *context, sqlite3_stmt *statement)
+{
+    struct index_place *place = context;
+    const char *segment = column_text(statement, 0);
+    snprintf(place->segment, sizeof place->segment, "%s", segment ? segment : "");
+    place->offset = (uint64_t)sqlite3_column_int64(statement, 1);
+    return false;
 }
 
 int index_find_call(struct index *index, const char *call_id, struct index_place *out,
                     struct err *err)
 {
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, "SELECT segment, place FROM calls WHERE id = ?1", -1,
-                           &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    static const char text[] = "SELECT segment, place FROM calls WHERE id = ?1";
+    sqlite3_stmt *statement = prepare(index, text, err);
+    if (!statement)
+        return -1;
+    *out = (struct index_place){0};
     bind_text(statement, 1, call_id);
-    int code = sqlite3_step(statement), result = 0;
-    if (code == SQLITE_ROW && column_text(statement, 0)) {
-        snprintf(out->segment, sizeof out->segment, "%s", column_text(statement, 0));
-        out->offset = (uint64_t)sqlite3_column_int64(statement, 1);
-    } else if (code == SQLITE_ROW || code == SQLITE_DONE) {
-        result = err_set(err, ERR_NOT_FOUND, "there is no entry for call '%s'", call_id);
-    } else {
-        result = index_error(index, err);
-    }
-    sqlite3_finalize(statement);
-    return result;
+    if (each_row(index, statement, note_place, out, err) < 0)
+        return -1;
+    return out->segment[0]
+               ? 0
+               : err_set(err, ERR_NOT_FOUND, "there is no entry for call '%s'", call_id);
+}
+
+static bool note_number(void *context, sqlite3_stmt *statement)
+{
+    *(long long *)context = sqlite3_column_int64(statement, 0);
+    return false;
 }
 
 int index_number(struct index *index, const char *text, const char *name, long long *out,
                  struct err *err)
 {
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, text, err);
+    if (!statement)
+        return -1;
     if (name)
         bind_text(statement, 1, name);
-    int code = sqlite3_step(statement);
-    int result = code == SQLITE_ROW ? 1 : code == SQLITE_DONE ? 0 : index_error(index, err);
-    if (result == 1)
-        *out = sqlite3_column_int64(statement, 0);
-    sqlite3_finalize(statement);
-    return result;
+    return each_row(index, statement, note_number, out, err);
+}
+
+static bool note_text(void *context, sqlite3_stmt *statement)
+{
+    if (column_text(statement, 0))
+        buf_str_append(context, str_of(column_text(statement, 0)));
+    return false;
 }
 
 int index_text(struct index *index, const char *text, const char *name, struct buf *out,
                struct err *err)
 {
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, text, err);
+    if (!statement)
+        return -1;
     if (name)
         bind_text(statement, 1, name);
-    int code = sqlite3_step(statement);
-    int result = code == SQLITE_ROW ? 1 : code == SQLITE_DONE ? 0 : index_error(index, err);
-    if (result == 1 && column_text(statement, 0))
-        buf_str_append(out, str_of(column_text(statement, 0)));
-    sqlite3_finalize(statement);
-    return result;
+    return each_row(index, statement, note_text, out, err);
+}
+
+static bool note_key(void *context, sqlite3_stmt *statement)
+{
+    struct store_key *key = context;
+    const char *hash = column_text(statement, 1);
+    snprintf(key->id, sizeof key->id, "%s", column_text(statement, 0));
+    snprintf(key->hash, sizeof key->hash, "%s", hash ? hash : "");
+    key->group = sqlite3_column_int(statement, 2) == 1;
+    return false;
 }
 
 int index_find_key(struct index *index, const char *key, struct store_key *out, struct err *err)
@@ -298,23 +345,37 @@ int index_find_key(struct index *index, const char *key, struct store_key *out, 
     static const char text[] =
         "SELECT id, key_hash, 0 FROM rollouts WHERE key = ?1 UNION ALL"
         " SELECT id, key_hash, 1 FROM groups WHERE key = ?1 ORDER BY id DESC LIMIT 1";
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, text, err);
+    if (!statement)
+        return -1;
     bind_text(statement, 1, key);
-    int code = sqlite3_step(statement);
-    int result = code == SQLITE_ROW ? 1 : code == SQLITE_DONE ? 0 : index_error(index, err);
-    if (result == 1) {
-        const char *hash = column_text(statement, 1);
-        snprintf(out->id, sizeof out->id, "%s", column_text(statement, 0));
-        snprintf(out->hash, sizeof out->hash, "%s", hash ? hash : "");
-        out->group = sqlite3_column_int(statement, 2) == 1;
-    }
-    sqlite3_finalize(statement);
-    return result;
+    return each_row(index, statement, note_key, out, err);
 }
 
 /* ---------------------------------------------------------------- groups */
+struct groups {
+    bool (*on_row)(void *context, const struct store_group *row);
+    void *context;
+};
+
+static bool give_group(void *context, sqlite3_stmt *statement)
+{
+    struct groups *wanted = context;
+    struct store_group row = {
+        .id = column_text(statement, 0),
+        .run = column_text(statement, 1),
+        .task = column_text(statement, 2),
+        .agent = column_text(statement, 3),
+        .model = column_text(statement, 4),
+        .mode = column_text(statement, 5),
+        .shared = column_text(statement, 6),
+        .key = column_text(statement, 7),
+        .n = (uint32_t)column_number(statement, 8, 0),
+        .queued_ms = (uint64_t)column_number(statement, 9, 0),
+    };
+    return wanted->on_row(wanted->context, &row);
+}
+
 int index_list_groups(struct index *index, const struct store_query *query,
                       bool (*on_row)(void *, const struct store_group *), void *context,
                       struct err *err)
@@ -334,35 +395,33 @@ int index_list_groups(struct index *index, const struct store_query *query,
         if (filters[i].value)
             buf_str_append(&text, str_of(filters[i].condition));
     buf_format(&text, " ORDER BY id %s LIMIT ?5", oldest_first ? "ASC" : "DESC");
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, buf_text(&text), -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, buf_text(&text), err);
+    if (!statement)
+        return -1;
     for (size_t i = 0; i < COUNT(filters); i++)
         if (filters[i].value)
             bind_text(statement, (int)i + 1, filters[i].value);
     sqlite3_bind_int64(statement, 5, (int64_t)(limit < LIMIT_MAX ? limit : LIMIT_MAX));
-    int code;
-    while ((code = sqlite3_step(statement)) == SQLITE_ROW) {
-        struct store_group row = {
-            .id = column_text(statement, 0),
-            .run = column_text(statement, 1),
-            .task = column_text(statement, 2),
-            .agent = column_text(statement, 3),
-            .model = column_text(statement, 4),
-            .mode = column_text(statement, 5),
-            .shared = column_text(statement, 6),
-            .key = column_text(statement, 7),
-            .n = (uint32_t)column_number(statement, 8, 0),
-            .queued_ms = (uint64_t)column_number(statement, 9, 0),
-        };
-        if (!on_row(context, &row)) {
-            code = SQLITE_DONE;
-            break;
-        }
-    }
-    int result = code == SQLITE_DONE ? 0 : index_error(index, err);
-    sqlite3_finalize(statement);
-    return result;
+    struct groups wanted = {on_row, context};
+    return each_row(index, statement, give_group, &wanted, err) < 0 ? -1 : 0;
+}
+
+struct sums {
+    void (*on_fate)(void *context, const struct store_group_sum *sum);
+    void *context;
+};
+
+static bool give_sum(void *context, sqlite3_stmt *statement)
+{
+    struct sums *wanted = context;
+    struct store_group_sum sum = {
+        .fate = column_text(statement, 0),
+        .count = (uint64_t)column_number(statement, 1, 0),
+        .rewarded = (uint64_t)column_number(statement, 2, 0),
+        .reward_sum = sqlite3_column_double(statement, 3),
+    };
+    wanted->on_fate(wanted->context, &sum);
+    return true;
 }
 
 int index_sum_group(struct index *index, const char *id,
@@ -371,23 +430,12 @@ int index_sum_group(struct index *index, const char *id,
 {
     static const char text[] = "SELECT fate, count(*), count(reward), total(reward)"
                                " FROM rollouts WHERE grp = ?1 GROUP BY fate";
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = prepare(index, text, err);
+    if (!statement)
+        return -1;
     bind_text(statement, 1, id);
-    int code;
-    while ((code = sqlite3_step(statement)) == SQLITE_ROW) {
-        struct store_group_sum sum = {
-            .fate = column_text(statement, 0),
-            .count = (uint64_t)column_number(statement, 1, 0),
-            .rewarded = (uint64_t)column_number(statement, 2, 0),
-            .reward_sum = sqlite3_column_double(statement, 3),
-        };
-        on_fate(context, &sum);
-    }
-    int result = code == SQLITE_DONE ? 0 : index_error(index, err);
-    sqlite3_finalize(statement);
-    return result;
+    struct sums wanted = {on_fate, context};
+    return each_row(index, statement, give_sum, &wanted, err) < 0 ? -1 : 0;
 }
 
 uint64_t index_open_calls(struct index *index)

@@ -31,14 +31,24 @@ void writer_close(struct writer *writer); /* NULL is fine */
 int writer_append(struct writer *writer, struct loop *loop, const struct store_record *record,
                   void (*on_committed)(void *context, const struct err *err), void *context,
                   struct err *err);
-/* Waits until the index has everything that was told to be committed. */
-void writer_flush_index(struct writer *writer);
+/* Waits until the index has everything that was told to be committed; or, which is nearly always
+ * so, all but calls. */
+void writer_flush_index(struct writer *writer, bool calls);
+/* The place of a rollout's next row among all of them: the time, or more than the last one's. */
+uint64_t writer_order(struct writer *writer);
 void writer_counts(struct writer *writer, struct store_counts *out);
 void writer_set_sync(struct writer *writer, enum store_sync sync);
 
-/* The connection for looking, locked until store_reader_done(); NULL: there is no index. */
-struct index *store_reader(struct store *store);
+/* The connection for looking, locked until store_reader_done(); NULL: there is no index. It has
+ * what was committed, calls only if they are wanted. */
+struct index *store_reader(struct store *store, bool calls);
+/* See writer_order(). */
+uint64_t store_order(struct store *store);
 void store_reader_done(struct store *store);
+
+/* --- keep.c --- */
+/* Puts a fact once more, as it was when it was read; a newer one stays. */
+int store_keep_fact(struct store *store, const char *name, struct str value, struct err *err);
 
 /* --- record.c --- */
 void segment_head_write(char head[SEGMENT_HEAD_SIZE], uint64_t created_ms);

@@ -33,6 +33,7 @@
 #define SEGMENT_BYTES_MAX (64u << 20)
 #define SEGMENT_READ_MAX (2ll << 30)
 #define SUFFIX ".journal"
+#define TIME_MAX (((uint64_t)1 << 52) - 1) /* of 13 digits */
 #define GROW_BYTES_MIN ((uint64_t)64 << 10)
 #define GROW_BYTES_MAX ((uint64_t)1 << 20)
 
@@ -68,9 +69,63 @@ static int sync_dir(const char *path, struct err *err)
     return 0;
 }
 
-static int segment_create(struct journal *journal, struct err *err)
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+char **journal_names(const struct journal *journal, struct err *err)
+{
+    char **names = mem_zero(sizeof *names);
+    size_t count = 0;
+    DIR *dir = opendir(journal->dir);
+    if (!dir) {
+        if (errno == ENOENT)
+            return names;
+        err_errno(err, "journal '%s'", journal->dir);
+        free(names);
+        return NULL;
+    }
+    struct dirent *entry;
+    while ((entry = readdir(dir))) {
+        struct str name = str_of(entry->d_name);
+        if (name.data[0] == '.' || name.size >= sizeof journal->name ||
+            !str_ends(name, STR(SUFFIX)))
+            continue;
+        names = mem_grow(names, (count + 2) * sizeof *names);
+        names[count++] = str_dup(name);
+        names[count] = NULL;
+    }
+    closedir(dir);
+    qsort(names, count, sizeof *names, by_name);
+    return names;
+}
+
+void journal_names_free(char **names)
+{
+    for (char **name = names; name && *name; name++)
+        free(*name);
+    free(names);
+}
+
+/* Later than every segment that is there, also when the clock was set back: the order of the names
+ * is the order in which everything happened. */
+static uint64_t segment_time(const struct journal *journal)
 {
     uint64_t now = clock_wall_ms();
+    char **names = journal_names(journal, NULL);
+    for (char **name = names; names && *name; name++) {
+        uint64_t time = strtoull(*name, NULL, 16);
+        if (time >= now && time < TIME_MAX)
+            now = time + 1;
+    }
+    journal_names_free(names);
+    return now;
+}
+
+static int segment_create(struct journal *journal, struct err *err)
+{
+    uint64_t now = segment_time(journal);
     char random[9], head[SEGMENT_HEAD_SIZE];
     id_random_hex(random, 4);
     snprintf(journal->name, sizeof journal->name, "%013llx-%s" SUFFIX, (unsigned long long)now,
@@ -168,45 +223,6 @@ void journal_spoil(struct journal *journal, uint64_t size)
 {
     (void)!ftruncate(journal->fd, (off_t)size);
     fd_close(&journal->fd);
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-char **journal_names(const struct journal *journal, struct err *err)
-{
-    char **names = mem_zero(sizeof *names);
-    size_t count = 0;
-    DIR *dir = opendir(journal->dir);
-    if (!dir) {
-        if (errno == ENOENT)
-            return names;
-        err_errno(err, "journal '%s'", journal->dir);
-        free(names);
-        return NULL;
-    }
-    struct dirent *entry;
-    while ((entry = readdir(dir))) {
-        struct str name = str_of(entry->d_name);
-        if (name.data[0] == '.' || name.size >= sizeof journal->name ||
-            !str_ends(name, STR(SUFFIX)))
-            continue;
-        names = mem_grow(names, (count + 2) * sizeof *names);
-        names[count++] = str_dup(name);
-        names[count] = NULL;
-    }
-    closedir(dir);
-    qsort(names, count, sizeof *names, by_name);
-    return names;
-}
-
-void journal_names_free(char **names)
-{
-    for (char **name = names; name && *name; name++)
-        free(*name);
-    free(names);
 }
 
 int segment_open(struct segment *segment, const struct journal *journal, const char *name,

@@ -71,6 +71,7 @@ int store_put_rollout(struct store *store, struct loop *loop, const struct store
         .type = STORE_ROLLOUT,
         .rollout_id = row->id,
         .body = buf_str(&body),
+        .order = store_order(store),
     };
     return store_append(store, loop, &record, on_committed, context, err);
 }
@@ -124,9 +125,9 @@ int store_put_note(struct store *store, struct loop *loop, const char *kind, con
     return append_note(store, loop, buf_str(&body), on_committed, context, err);
 }
 
-int store_put_fact(struct store *store, struct loop *loop, const char *name, struct str value,
-                   void (*on_committed)(void *context, const struct err *err), void *context,
-                   struct err *err)
+static int put_fact(struct store *store, struct loop *loop, const char *name, struct str value,
+                    bool again, void (*on_committed)(void *context, const struct err *err),
+                    void *context, struct err *err)
 {
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
@@ -134,14 +135,28 @@ int store_put_fact(struct store *store, struct loop *loop, const char *name, str
     json_set_text(&out, "note", "fact");
     json_set_text(&out, "id", name);
     json_set_raw(&out, "value", value);
+    if (again)
+        json_set_bool(&out, "again", true);
     json_end_object(&out);
     return append_note(store, loop, buf_str(&body), on_committed, context, err);
+}
+
+int store_put_fact(struct store *store, struct loop *loop, const char *name, struct str value,
+                   void (*on_committed)(void *context, const struct err *err), void *context,
+                   struct err *err)
+{
+    return put_fact(store, loop, name, value, false, on_committed, context, err);
+}
+
+int store_keep_fact(struct store *store, const char *name, struct str value, struct err *err)
+{
+    return put_fact(store, NULL, name, value, true, NULL, NULL, err);
 }
 
 /* ---------------------------------------------------------------- looking */
 int store_get_fact(struct store *store, const char *name, struct buf *out, struct err *err)
 {
-    struct index *index = store_reader(store);
+    struct index *index = store_reader(store, false);
     if (!index)
         return 0;
     int result = index_text(index, "SELECT value FROM facts WHERE name = ?1", name, out, err);
@@ -151,7 +166,7 @@ int store_get_fact(struct store *store, const char *name, struct buf *out, struc
 
 int store_find_key(struct store *store, const char *key, struct store_key *out, struct err *err)
 {
-    struct index *index = store_reader(store);
+    struct index *index = store_reader(store, false);
     if (!index)
         return 0;
     int result = index_find_key(index, key, out, err);
@@ -163,7 +178,7 @@ int store_list_groups(struct store *store, const struct store_query *query,
                       bool (*on_row)(void *context, const struct store_group *row), void *context,
                       struct err *err)
 {
-    struct index *index = store_reader(store);
+    struct index *index = store_reader(store, false);
     if (!index)
         return 0;
     int result = index_list_groups(index, query, on_row, context, err);
@@ -175,7 +190,7 @@ int store_sum_group(struct store *store, const char *id,
                     void (*on_fate)(void *context, const struct store_group_sum *sum),
                     void *context, struct err *err)
 {
-    struct index *index = store_reader(store);
+    struct index *index = store_reader(store, false);
     if (!index)
         return 0;
     int result = index_sum_group(index, id, on_fate, context, err);

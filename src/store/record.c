@@ -196,6 +196,8 @@ int record_write(struct buf *out, const struct store_record *record, struct err 
     }
     if (record->deliveries)
         section(out, STORE_TAG_DELIVERIES, &record->deliveries, 4);
+    if (record->order)
+        section(out, STORE_TAG_ORDER, &record->order, 8);
     uint32_t request_depth = record->request.data ? write_request(out, record) : 0;
     uint32_t prompt_depth = record->prompt_id_count ? write_prompt(out, record) : 0;
     if (record->request_depth)
@@ -291,6 +293,11 @@ static bool read_section(struct store_view *view, uint16_t tag, struct str bytes
         if (bytes.size < 4)
             return false;
         view->deliveries = get32(bytes.data);
+        return true;
+    case STORE_TAG_ORDER:
+        if (bytes.size < 8)
+            return false;
+        view->order = get64(bytes.data);
         return true;
     case STORE_TAG_REQUEST:
         view->request = bytes;

@@ -148,7 +148,7 @@ int store_list_expired(struct store *store, const struct store_retention *rules,
     long long excess = 0;
     if (!file_exists(path))
         return 0;
-    if (store_reader(store)) /* brought up to date */
+    if (store_reader(store, true)) /* brought up to date */
         store_reader_done(store);
     /* A connection of its own: a long look keeps nobody waiting. */
     struct index *index = index_open(store_home(store), false, err);
@@ -182,28 +182,31 @@ static int drop_empty_groups(struct store *store, struct index *index, struct er
 }
 
 /* ---------------------------------------------------------------- segments */
+/* Facts are few and outlive everything: those that stand in the oldest segment are written once
+ * more, and are out of the way the next time. */
+static int move_facts(struct store *store, struct index *index, const char *oldest, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    int result = 0;
+    if (sqlite3_prepare_v2(index->db, "SELECT name, value FROM facts WHERE segment <= ?1", -1,
+                           &statement, NULL) != SQLITE_OK)
+        return index_error(index, err);
+    index_bind(statement, 1, str_of(oldest));
+    while (result == 0 && sqlite3_step(statement) == SQLITE_ROW)
+        result = store_keep_fact(store, (const char *)sqlite3_column_text(statement, 0),
+                                 str_of((const char *)sqlite3_column_text(statement, 1)), err);
+    sqlite3_finalize(statement);
+    return result;
+}
+
 /* The name of the oldest segment something stands in; "" when nothing does. */
-static int oldest_needed(struct store *store, struct index *index, struct buf *out, struct err *err)
+static int oldest_needed(struct index *index, struct buf *out, struct err *err)
 {
     static const char text[] = "SELECT min(oldest) FROM (SELECT min(segment) AS oldest FROM calls"
                                " UNION ALL SELECT min(segment) FROM rollouts"
                                " UNION ALL SELECT min(segment) FROM groups"
                                " UNION ALL SELECT min(segment) FROM facts)";
-    if (index_text(index, text, NULL, out, err) < 0)
-        return -1;
-    /* Facts are few and outlive everything: those in the way are written once more, and are out of
-     * it the next time. */
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, "SELECT name, value FROM facts WHERE segment <= ?1", -1,
-                           &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
-    index_bind(statement, 1, buf_str(out));
-    while (sqlite3_step(statement) == SQLITE_ROW)
-        (void)store_put_fact(store, NULL, (const char *)sqlite3_column_text(statement, 0),
-                             str_of((const char *)sqlite3_column_text(statement, 1)), NULL, NULL,
-                             NULL);
-    sqlite3_finalize(statement);
-    return 0;
+    return index_text(index, text, NULL, out, err) < 0 ? -1 : 0;
 }
 
 /* Nobody writes it and the index has all of it: then it is removed. */
@@ -236,7 +239,7 @@ int store_drop_segments(struct store *store, uint64_t *count, uint64_t *bytes, s
     *count = *bytes = 0;
     if (!file_exists(path))
         return 0;
-    if (store_reader(store))
+    if (store_reader(store, true))
         store_reader_done(store);
     struct index *index = index_open(store_home(store), false, err);
     if (!index)
@@ -244,7 +247,7 @@ int store_drop_segments(struct store *store, uint64_t *count, uint64_t *bytes, s
     char **names = NULL;
     int result = drop_empty_groups(store, index, err);
     if (result == 0)
-        result = oldest_needed(store, index, &needed, err);
+        result = oldest_needed(index, &needed, err);
     if (result == 0)
         result = journal_open(&journal, store_home(store), false, err);
     if (result == 0 && !(names = journal_names(&journal, err)))
@@ -255,6 +258,12 @@ int store_drop_segments(struct store *store, uint64_t *count, uint64_t *bytes, s
             break;
         ++*count;
     }
+    /* The newest segment stays anyway. */
+    size_t last = 0;
+    while (names && names[last])
+        last++;
+    if (needed.size && last && strcmp(buf_text(&needed), names[last - 1]) < 0)
+        result = move_facts(store, index, buf_text(&needed), err);
     journal_names_free(names);
     journal_close(&journal);
     index_close(index);

@@ -213,11 +213,12 @@ void store_counts(struct store *store, struct store_counts *out)
         writer_counts(store->writer, out);
 }
 
-/* The index as of now, for as long as the caller holds it. */
-static struct index *reader_lock(struct store *store)
+/* The index as of now, for as long as the caller holds it. Who looks for no calls does not wait for
+ * them: while agents are busy they are what is written. */
+static struct index *reader_lock(struct store *store, bool calls)
 {
     if (store->writer)
-        writer_flush_index(store->writer);
+        writer_flush_index(store->writer, calls);
     pthread_mutex_lock(&store->read_lock);
     return store->reader;
 }
@@ -266,7 +267,7 @@ int store_recover(struct store *store,
     journal_names_free(names);
     found.records = walking.records;
     if (store->reader) {
-        found.open_calls = index_open_calls(reader_lock(store));
+        found.open_calls = index_open_calls(reader_lock(store, true));
         reader_unlock(store);
     }
     if (out)
@@ -280,7 +281,7 @@ int store_list_rollouts(struct store *store, const struct store_query *query,
 {
     if (!store->reader)
         return 0;
-    struct index *index = reader_lock(store);
+    struct index *index = reader_lock(store, false);
     int result = index_list_rollouts(index, query, on_row, context, err);
     reader_unlock(store);
     return result;
@@ -292,7 +293,7 @@ int store_get_rollout(struct store *store, const char *id,
 {
     if (!store->reader)
         return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
-    struct index *index = reader_lock(store);
+    struct index *index = reader_lock(store, false);
     int result = index_get_rollout(index, id, on_row, context, err);
     reader_unlock(store);
     return result;
@@ -304,15 +305,21 @@ int store_list_calls(struct store *store, const char *rollout_id,
 {
     if (!store->reader)
         return 0;
-    struct index *index = reader_lock(store);
+    struct index *index = reader_lock(store, true);
     int result = index_list_calls(index, rollout_id, on_row, context, err);
     reader_unlock(store);
     return result;
 }
 
-struct index *store_reader(struct store *store)
+struct index *store_reader(struct store *store, bool calls)
 {
-    return store->reader ? reader_lock(store) : NULL;
+    return store->reader ? reader_lock(store, calls) : NULL;
+}
+
+uint64_t store_order(struct store *store)
+{
+    CHECK(!store->read_only);
+    return writer_order(store->writer);
 }
 
 void store_reader_done(struct store *store)
@@ -327,7 +334,7 @@ int store_last_record(struct store *store, struct str call_id, struct buf *bytes
     if (!store->reader)
         return err_set(err, ERR_NOT_FOUND, "there is no entry for call '%s'", id);
     struct index_place place;
-    struct index *index = reader_lock(store);
+    struct index *index = reader_lock(store, true);
     int result = index_find_call(index, id, &place, err);
     reader_unlock(store);
     if (result < 0 || journal_read(&store->journal, place.segment, place.offset, bytes, err) < 0)

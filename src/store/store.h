@@ -72,6 +72,7 @@ enum store_tag {
     STORE_TAG_STATE = 7,      /* text: "answered", "broken", ... */
     STORE_TAG_NUMBERS = 8,    /* number u32, status u32, prompt tokens i64, completion tokens i64 */
     STORE_TAG_DELIVERIES = 9, /* u32: connections that were given the answer */
+    STORE_TAG_ORDER = 10,     /* u64: of a rollout's rows the highest counts */
     STORE_TAG_REQUEST = 16,   /* the agent's body, byte for byte */
     STORE_TAG_REQUEST_DELTA = 17, /* prefix u32, suffix u32, parent's id (u32 size, text), middle */
     STORE_TAG_PROMPT_DELTA = 18,  /* shared u32, parent's id (u32 size, text), int32... */
@@ -104,6 +105,7 @@ struct store_record {
     const float *logprobs;
     size_t logprob_count;
     uint32_t deliveries; /* 0: not said */
+    uint64_t order;      /* of rollouts: like the time, but never going back; 0: none */
     struct str request;  /* the agent's body; data NULL: not kept */
     struct store_base request_base, prompt_base;
     /* Set by store_append(): the depths of this entry, for when it becomes a base. May be NULL. */
@@ -131,6 +133,7 @@ struct store_view {
     int64_t prompt_tokens, completion_tokens;
     struct str prompt_ids, token_ids, logprobs; /* little-endian arrays, unaligned */
     uint32_t deliveries;
+    uint64_t order;
     /* What is written as a difference: the parent's first bytes (ids), what is here, and for
      * requests the parent's last bytes; or pieces of the parent's request, each followed by some of
      * what is here (docs/store.md). The parent is empty: all of it is here. */

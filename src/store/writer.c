@@ -34,11 +34,13 @@
 #define INDEX_MS 200
 #define INDEX_BYTES_MAX ((uint64_t)4 << 20) /* more does not wait */
 #define FLUSH_MS_MAX 10000
+#define FLUSH_ROWS_MS_MAX 1000 /* asked for by loops */
 
 struct item {
     struct item *next;
     bool intent; /* must survive our own death only: the next entry's sync covers it */
     bool row;    /* of a rollout: told when it is in the index, too */
+    bool call;   /* about a call */
     struct buf bytes;
     struct loop *loop;
     void (*on_committed)(void *context, const struct err *err);
@@ -73,6 +75,8 @@ struct writer {
     enum store_sync sync;
     struct store_counts counts;
     uint64_t written, flushed; /* chunks made, and how many of them the index has seen */
+    uint64_t written_other;    /* up to the last chunk that is not about calls only */
+    uint64_t order;            /* of the last row of a rollout */
     bool flush_wanted, index_waiting;
     struct item *rows; /* committed, and told when they are indexed */
 
@@ -138,10 +142,12 @@ static struct chunk *chunks_take(struct writer *writer, char behind[64])
 
 /* There is something to index; the indexer is woken only when it would sleep for ever, or when
  * there is very much. */
-static void index_later(struct writer *writer, uint64_t chunk_bytes, uint64_t alone)
+static void index_later(struct writer *writer, uint64_t chunk_bytes, uint64_t alone, bool calls)
 {
     pthread_mutex_lock(&writer->lock);
     writer->written++;
+    if (!calls)
+        writer->written_other = writer->written;
     writer->counts.appended += alone > 0;
     writer->counts.committed += alone > 0;
     writer->counts.bytes += alone;
@@ -245,6 +251,13 @@ static bool only_intents(const struct item *batch)
     return !batch;
 }
 
+static bool only_calls(const struct item *batch)
+{
+    while (batch && batch->call)
+        batch = batch->next;
+    return !batch;
+}
+
 /* Written into the segment, at its end; as durable as a write is. */
 static struct chunk *write_batch(struct writer *writer, struct item *batch, uint64_t *count,
                                  struct err *err)
@@ -282,7 +295,7 @@ static void requeue(struct writer *writer, const struct chunk *chunk)
     struct str bytes = buf_str(&chunk->bytes);
     for (size_t at = 0; record_read(bytes, at, &view); at += view.size) {
         struct item *item = mem_zero(sizeof *item);
-        item->intent = true;
+        item->intent = item->call = true;
         buf_append(&item->bytes, bytes.data + at, view.size);
         pthread_mutex_lock(&writer->lock);
         item->next = writer->first;
@@ -330,7 +343,7 @@ static void commit(struct writer *writer, struct item *batch, bool sync)
         chunks_bound(writer);
         waiting = writer->chunk_bytes;
         pthread_mutex_unlock(&writer->journal_lock);
-        index_later(writer, waiting, 0);
+        index_later(writer, waiting, 0, only_calls(batch));
         leave_rows(writer, &batch);
     } else {
         LOG_ERROR("store", NULL, "nothing of this commit was kept: %s", err.text);
@@ -497,12 +510,12 @@ static void *indexing(void *argument)
     return NULL;
 }
 
-void writer_flush_index(struct writer *writer)
+void writer_flush_index(struct writer *writer, bool calls)
 {
     struct timespec due;
-    later(&due, FLUSH_MS_MAX);
+    later(&due, calls ? FLUSH_MS_MAX : FLUSH_ROWS_MS_MAX);
     pthread_mutex_lock(&writer->lock);
-    uint64_t wanted = writer->written;
+    uint64_t wanted = calls ? writer->written : writer->written_other;
     int code = 0;
     while (writer->flushed < wanted && code == 0) {
         writer->flush_wanted = true;
@@ -554,7 +567,7 @@ static bool write_intent(struct writer *writer, struct item *item)
     }
     pthread_mutex_unlock(&writer->journal_lock);
     if (done)
-        index_later(writer, waiting, item->bytes.size);
+        index_later(writer, waiting, item->bytes.size, true);
     return done;
 }
 
@@ -582,6 +595,7 @@ int writer_append(struct writer *writer, struct loop *loop, const struct store_r
     item->loop = loop;
     item->intent = record->type == STORE_INTENT;
     item->row = record->type == STORE_ROLLOUT;
+    item->call = record->call_id != NULL;
     item->on_committed = on_committed;
     item->context = context;
     if (record_write(&item->bytes, record, err) < 0) {
@@ -598,6 +612,15 @@ int writer_append(struct writer *writer, struct loop *loop, const struct store_r
     buf_deinit(&item->bytes);
     free(item);
     return err_set(err, ERR_CAPACITY, "the journal's queue is full");
+}
+
+uint64_t writer_order(struct writer *writer)
+{
+    uint64_t now = clock_wall_ms();
+    pthread_mutex_lock(&writer->lock);
+    uint64_t order = writer->order = now > writer->order ? now : writer->order + 1;
+    pthread_mutex_unlock(&writer->lock);
+    return order;
 }
 
 void writer_counts(struct writer *writer, struct store_counts *out)
@@ -639,6 +662,12 @@ struct writer *writer_open(const char *home, struct index *index, struct err *er
     writer->chunks_end = &writer->chunks;
     writer->journal.fd = -1;
     writer->index = index;
+    long long last = 0;
+    if (index_number(index, "SELECT max(updated_ms) FROM rollouts", NULL, &last, err) < 0) {
+        free(writer);
+        return NULL;
+    }
+    writer->order = (uint64_t)last;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

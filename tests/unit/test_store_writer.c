@@ -1,5 +1,6 @@
 /* The writer behind the store's door: what is allocated ahead, what overtakes, what a sync that
- * fails takes back, and an index that follows. fdatasync() is ours here. */
+ * fails takes back, an index that follows, a clock that goes back. fdatasync() and clock_gettime()
+ * are ours here. */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -12,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/err.h"
@@ -19,7 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "loop/loop.h"
-#include "store/store.h"
+#include "store/inner.h"
 #include "test.h"
 
 static char home[64];
@@ -41,6 +43,16 @@ int fdatasync(int fd)
         return -1;
     }
     return (int)syscall(SYS_fdatasync, fd);
+}
+
+static atomic_long wall_offset_s;
+
+int clock_gettime(clockid_t clock, struct timespec *out)
+{
+    int code = (int)syscall(SYS_clock_gettime, clock, out);
+    if (clock == CLOCK_REALTIME)
+        out->tv_sec += wall_offset_s;
+    return code;
 }
 
 static void begin(void)
@@ -236,6 +248,131 @@ TEST(a_killed_owners_zeros_are_no_torn_record)
     EXPECT_INT(store_recovered(store)->damaged_segments, 0);
     EXPECT_INT(segment_bytes(), bytes + 32);
     expect_calls("c-1:answered c-2:open ");
+    end();
+}
+
+/* --- a clock that goes back --- */
+
+static void put_stage(const char *stage)
+{
+    struct store_rollout row = {.id = "r-1", .stage = stage, .task = "t"};
+    pending++;
+    if (store_put_rollout(store, loop, &row, committed, NULL, NULL) < 0)
+        abort();
+    wait_all();
+}
+
+static bool note_stage(void *context, const struct store_rollout *row)
+{
+    snprintf(context, 16, "%s", row->stage);
+    return true;
+}
+
+static void expect_stage(const char *wanted)
+{
+    char stage[16] = "";
+    EXPECT_INT(store_get_rollout(store, "r-1", note_stage, stage, NULL), 0);
+    EXPECT_TEXT(stage, wanted);
+}
+
+static void index_anew(void)
+{
+    store_close(store);
+    OWN(mem) char *command = mem_format("rm %s/index.sqlite*", home);
+    EXPECT_INT(system(command), 0);
+    store = store_open(home, NULL);
+    EXPECT(store);
+}
+
+TEST(the_last_row_counts_also_when_the_clock_was_set_back)
+{
+    begin();
+    put_stage("queued");
+    wall_offset_s = -3600;
+    put_stage("running");
+    expect_stage("running");
+    store_close(store); /* the next server starts at an earlier hour, too */
+    wall_offset_s = -7200;
+    store = store_open(home, NULL);
+    put_stage("verifying");
+    expect_stage("verifying");
+    index_anew();
+    expect_stage("verifying");
+    put_stage("done");
+    expect_stage("done");
+    wall_offset_s = 0;
+    index_anew();
+    expect_stage("done");
+    EXPECT_INT(store_recovered(store)->segments, 3);
+    end();
+}
+
+static void put_fact(const char *value)
+{
+    pending++;
+    if (store_put_fact(store, loop, "policy", str_of(value), committed, NULL, NULL) < 0)
+        abort();
+    wait_all();
+}
+
+static void expect_fact(const char *wanted)
+{
+    OWN(buf) struct buf value = {0};
+    EXPECT_INT(store_get_fact(store, "policy", &value, NULL), 1);
+    EXPECT_TEXT(buf_text(&value), wanted);
+}
+
+/* The retention had read "1" when somebody put "2". */
+TEST(a_fact_that_is_written_again_does_not_undo_a_newer_one)
+{
+    begin();
+    put_fact("1");
+    expect_fact("1");
+    EXPECT_INT(store_keep_fact(store, "policy", STR("1"), NULL), 0);
+    put_fact("2");
+    EXPECT_INT(store_keep_fact(store, "policy", STR("1"), NULL), 0);
+    EXPECT_INT(store_keep_fact(store, "other", STR("3"), NULL), 0);
+    append(STORE_ENTRY, "c-1", STR("{}"));
+    wait_all();
+    expect_fact("2");
+    index_anew();
+    expect_fact("2");
+    OWN(buf) struct buf other = {0};
+    EXPECT_INT(store_get_fact(store, "other", &other, NULL), 1);
+    EXPECT_TEXT(buf_text(&other), "3");
+    end();
+}
+
+static bool note_call(void *context, const struct store_call *row)
+{
+    *(struct store_call *)context = *row;
+    return true;
+}
+
+/* An intent and its entry, in one step of the index or in two, and a deletion in between. */
+TEST(a_call_is_the_same_row_however_it_came_into_the_index)
+{
+    begin();
+    for (int i = 0; i < 2; i++) {
+        struct store_call row = {0};
+        append(STORE_INTENT, "c-1", STR("{}"));
+        wait_all();
+        if (i == 1)
+            EXPECT_INT(store_list_calls(store, "r-1", note_call, &row, NULL), 0);
+        EXPECT(row.intent_ms > 0 || i == 0);
+        append(STORE_ENTRY, "c-1", STR("{}"));
+        wait_all();
+        EXPECT_INT(store_list_calls(store, "r-1", note_call, &row, NULL), 0);
+        EXPECT(row.intent_ms > 0 && row.entry_ms >= row.intent_ms);
+        EXPECT_INT(row.number, 1);
+        append(STORE_INTENT, "c-2", STR("{}"));
+        pending++;
+        EXPECT_INT(store_remove_rollout(store, loop, "r-1", committed, NULL, NULL), 0);
+        wait_all();
+        expect_calls("");
+        index_anew();
+        expect_calls("");
+    }
     end();
 }
 
