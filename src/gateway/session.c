@@ -239,16 +239,25 @@ static bool is_inlet(struct str host)
     return str_is(host, "127.0.0.1" INLET_PORT) || str_is(host, "localhost" INLET_PORT);
 }
 
-/* The one model there is, under its own name or the one that is asked for: calls take any. Two
- * vendors share the path; one of them names its version. */
+/* Three vendors share a path; two of them have a header of their own. */
+static const struct dialect *models_dialect(const struct http_exchange *exchange,
+                                            const struct dialect_route *route)
+{
+    if (http_exchange_header(exchange, "anthropic-version").size)
+        return &dialect_messages;
+    if (http_exchange_header(exchange, "x-goog-api-key").size)
+        return &dialect_google;
+    return route->dialect;
+}
+
+/* The one model there is, under its own name or the one that is asked for: calls take any. */
 static void answer_models(struct gateway_session *session, struct http_exchange *exchange,
                           const struct dialect_route *route)
 {
     OWN(buf) struct buf body = {0};
     OWN(arena) struct arena arena = {0};
-    bool messages = http_exchange_header(exchange, "anthropic-version").size > 0;
     struct str asked = dialect_route_model(route, &arena);
-    dialect_write_models(messages ? &dialect_messages : route->dialect,
+    dialect_write_models(models_dialect(exchange, route),
                          asked.size ? asked : str_of(session->model->name),
                          (int64_t)(clock_wall_ms() / 1000), asked.size > 0, &body);
     http_respond_json(exchange, 200, buf_str(&body));

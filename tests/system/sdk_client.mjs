@@ -1,5 +1,7 @@
 // The vendors' own clients for Node, one case per run: `node sdk_client.mjs CASE BASE_URL`. The same cases and the same
 // JSON as sdk_client.py.
+import {writeFileSync} from "node:fs";
+
 import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";
 
@@ -14,6 +16,12 @@ const anthropic = (base) => new Anthropic({baseURL: base, apiKey: "none", maxRet
 const chatCalls = (calls) => (calls ?? []).map((c) => [c.function.name, JSON.parse(c.function.arguments)]);
 const responseCalls = (final) =>
   final.output.filter((item) => item.type === "function_call").map((item) => [item.name, JSON.parse(item.arguments)]);
+
+// A piece of an answer is there. Who waits for the first one is told by a file.
+function arrived(times) {
+  times.push(Date.now() / 1000);
+  if (process.env.SDK_FIRST) writeFileSync(process.env.SDK_FIRST, "");
+}
 
 function blocks(message) {
   return {
@@ -48,7 +56,7 @@ const cases = {
       for (const choice of chunk.choices) {
         finish = choice.finish_reason ?? finish;
         if (choice.delta.content) {
-          times.push(Date.now() / 1000);
+          arrived(times);
           text += choice.delta.content;
         }
         for (const call of choice.delta.tool_calls ?? []) {
@@ -82,7 +90,7 @@ const cases = {
   async responses_stream(base) {
     const stream = openai(base).responses.stream({model: "m", input: "What is the weather?", tools: responsesTools});
     const times = [];
-    for await (const event of stream) if (event.type === "response.output_text.delta") times.push(Date.now() / 1000);
+    for await (const event of stream) if (event.type === "response.output_text.delta") arrived(times);
     const final = await stream.finalResponse();
     return {text: final.output_text, status: final.status, times, calls: responseCalls(final)};
   },
@@ -91,7 +99,7 @@ const cases = {
   async messages_stream(base) {
     const stream = anthropic(base).messages.stream({model: "m", max_tokens: 100, messages, tools: anthropicTools});
     const times = [];
-    stream.on("text", () => times.push(Date.now() / 1000));
+    stream.on("text", () => arrived(times));
     return {...blocks(await stream.finalMessage()), times};
   },
   messages_error: (base) => failure(() => anthropic(base).messages.create({model: "m", max_tokens: 9, messages})),

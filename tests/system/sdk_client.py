@@ -2,6 +2,8 @@
 test_sdk.py makes, prints one JSON object, and knows nothing of Postern."""
 
 import json
+import os
+import pathlib
 import sys
 import time
 
@@ -12,6 +14,13 @@ TOOL_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "re
 def case(function):
     CASES[function.__name__] = function
     return function
+
+
+def arrived(times):
+    """A piece of an answer is there. Who waits for the first one is told by a file."""
+    times.append(time.time())
+    if "SDK_FIRST" in os.environ:
+        pathlib.Path(os.environ["SDK_FIRST"]).touch()
 
 
 def openai_client(base, **options):
@@ -54,7 +63,7 @@ def chat_stream(base):
         for choice in chunk.choices:
             finish = choice.finish_reason or finish
             if choice.delta.content:
-                times.append(time.time())
+                arrived(times)
                 text += choice.delta.content
             for call in choice.delta.tool_calls or []:
                 known = calls.setdefault(call.index, ["", ""])
@@ -103,6 +112,42 @@ def chat_broken(base):
 
 
 @case
+def responses_broken(base):
+    text = ""
+    try:
+        with openai_client(base).responses.stream(model="m", input="What is the weather?") as stream:
+            for event in stream:
+                text += event.delta if event.type == "response.output_text.delta" else ""
+            stream.get_final_response()
+    except Exception as error:
+        return {"text": text, "broken": type(error).__name__}
+    return {"text": text, "broken": None}
+
+
+@case
+def messages_broken(base):
+    text = ""
+    try:
+        with anthropic_client(base).messages.stream(model="m", max_tokens=100, messages=MESSAGES) as stream:
+            for event in stream:
+                text += event.text if event.type == "text" else ""
+            stream.get_final_message()
+    except Exception as error:
+        return {"text": text, "broken": type(error).__name__}
+    return {"text": text, "broken": None}
+
+
+@case
+def responses_error(base):
+    import openai
+    try:
+        openai_client(base).responses.create(model="m", input="What is the weather?")
+    except openai.APIStatusError as error:
+        return {"type": type(error).__name__, "status": error.status_code, "message": str(error)}
+    return {}
+
+
+@case
 def chat_abort(base):
     stream = openai_client(base).chat.completions.create(model="m", messages=MESSAGES, stream=True)
     for chunk in stream:
@@ -122,7 +167,23 @@ def completions(base):
 
 @case
 def models(base):
-    return {"models": [m.id for m in openai_client(base).models.list()]}
+    """Three vendors' clients ask for the list, and for one of it."""
+    client, other, third = openai_client(base), anthropic_client(base), google_client(base)
+    return {"models": [m.id for m in client.models.list()], "one": client.models.retrieve("learner").id,
+            "anthropic": [m.id for m in other.models.list()], "anthropic_one": other.models.retrieve("learner").type,
+            "google": [m.name for m in third.models.list()], "google_one": third.models.get(model="learner").name}
+
+
+@case
+def custom(base):
+    """Tools that take free text, in both protocols that have them."""
+    client = openai_client(base)
+    tool = {"name": "apply_patch", "description": "patches"}
+    chat = client.chat.completions.create(model="m", messages=MESSAGES, tools=[{"type": "custom", "custom": tool}])
+    call = chat.choices[0].message.tool_calls[0]
+    done = client.responses.create(model="m", input="Patch it.", tools=[{"type": "custom", **tool}])
+    item = next(item for item in done.output if item.type == "custom_tool_call")
+    return {"chat": [call.type, call.custom.name, call.custom.input], "responses": [item.type, item.name, item.input]}
 
 
 # ---------------------------------------------------------------- responses
@@ -144,7 +205,7 @@ def responses_stream(base):
         for event in stream:
             kinds.append(event.type)
             if event.type == "response.output_text.delta":
-                times.append(time.time())
+                arrived(times)
         final = stream.get_final_response()
     return {"text": final.output_text, "status": final.status, "calls": response_calls(final), "times": times,
             "first": kinds[0], "last": kinds[-1]}
@@ -169,7 +230,7 @@ def messages_stream(base):
     with anthropic_client(base).messages.stream(model="m", max_tokens=100, messages=MESSAGES, tools=ANTHROPIC_TOOLS) as stream:
         for event in stream:
             if event.type == "text":
-                times.append(time.time())
+                arrived(times)
         final = stream.get_final_message()
     return {**blocks(final), "times": times}
 
@@ -198,7 +259,7 @@ def google(base):
     times, text = [], ""
     for chunk in client.models.generate_content_stream(model="m", contents="What is the weather?"):
         if chunk.text:
-            times.append(time.time())
+            arrived(times)
             text += chunk.text
     return {"text": done.text, "streamed": text, "times": times, "finish": str(done.candidates[0].finish_reason)}
 

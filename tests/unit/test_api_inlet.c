@@ -3,7 +3,8 @@
  * standard input ends; the ports are in INLET_DIR/ready. Without, it only opens and closes.
  *
  * INLET_MODEL, INLET_MODE, INLET_API, INLET_TOOLS: as a rollout's. INLET_KEEPALIVE_MS: between
- * signs of life, the first one included. */
+ * signs of life, the first one included. INLET_RETRY_GRACE_MS: how long a call waits for its agent.
+ */
 #include "api/api.h"
 
 #include <arpa/inet.h>
@@ -81,6 +82,7 @@ static int world_open(struct world *world, const char *home, struct err *err)
         .calls_path = calls_path,
         .keepalive_ms = keepalive_ms,
         .headers_after_ms = keepalive_ms,
+        .retry_grace_ms = (uint32_t)atoi(setting("INLET_RETRY_GRACE_MS", "0")),
         .tools = str_of(setting("INLET_TOOLS", "")),
         .limits = {.calls_max = 1u << 20, .in_flight_max = 20000, .connections_max = 20000},
     };
