@@ -33,5 +33,7 @@ void chat_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                        const struct trace_usage *usage, struct buf *out);
 
 bool chat_newer_limit(struct str model);
+/* chat_template_kwargs with thinking switched off. False: the agent has its own word on it. */
+bool chat_thinking_off(struct json body, struct buf *out);
 
 #endif

@@ -316,8 +316,12 @@ int chat_read_request(struct json body, struct dialect_skim *skim, struct arena 
         return -1;
     out->stream_usage = json_true(json_get(json_get(body, "stream_options"), "include_usage"));
     out->wants_token_ids = json_true(json_get(body, "return_token_ids"));
-    if (read_is_there(json_get(body, "n")) && json_int_or(json_get(body, "n"), 0) != 1)
-        return err_set(err, ERR_INPUT, "n must be 1: there is one answer per call");
+    static const char *const counts[] = {"n", "best_of"};
+    for (size_t i = 0; i < COUNT(counts); i++) {
+        struct json count = json_get(body, counts[i]);
+        if (read_is_there(count) && json_int_or(count, 0) != 1)
+            return err_set(err, ERR_INPUT, "%s must be 1: there is one answer per call", counts[i]);
+    }
     return 0;
 }
 
@@ -373,17 +377,17 @@ static void edit_tokens_max(struct edits *edits, struct json body,
 }
 
 /* What the agent itself says about thinking stays. */
-static void edit_thinking(struct edits *edits, struct json body, struct buf *text)
+bool chat_thinking_off(struct json body, struct buf *out)
 {
     struct json options = json_get(body, "chat_template_kwargs");
     struct json_edit off = {"enable_thinking", STR("false")};
     if (json_exists(json_get(options, "enable_thinking")))
-        return;
+        return false;
     if (json_type(options) == JSON_OBJECT)
-        json_splice(options, &off, 1, text);
+        json_splice(options, &off, 1, out);
     else
-        buf_format(text, "{\"enable_thinking\":false}");
-    edit(edits, "chat_template_kwargs", buf_str(text));
+        buf_format(out, "{\"enable_thinking\":false}");
+    return true;
 }
 
 /* SGLang gives the prompt's ids only with whole answers, so it is asked for one. */
@@ -437,8 +441,8 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
     if (override->has_top_p)
         edit_number(&edits, "top_p", override->top_p, &top_p);
     edit_tokens_max(&edits, body, override, &max);
-    if (override->thinking_off)
-        edit_thinking(&edits, body, &thinking);
+    if (override->thinking_off && chat_thinking_off(body, &thinking))
+        edit(&edits, "chat_template_kwargs", buf_str(&thinking));
     if (override->capture)
         edit_capture(&edits, body, override->engine);
     bool whole = override->capture && override->engine == DIALECT_ENGINE_SGLANG;

@@ -49,7 +49,9 @@ static int completions_read_request(struct json body, struct dialect_skim *skim,
         return -1;
     if (out->model.size == 0)
         return err_set(err, ERR_INPUT, "model must not be empty");
-    if (json_int_or(json_get(body, "n"), 1) != 1 || json_int_or(json_get(body, "best_of"), 1) != 1)
+    struct json n = json_get(body, "n"), best_of = json_get(body, "best_of");
+    if ((read_is_there(n) && json_int_or(n, 0) != 1) ||
+        (read_is_there(best_of) && json_int_or(best_of, 0) != 1))
         return err_set(err, ERR_INPUT, "n and best_of must be 1: there is one answer per call");
     if (read_prompt(&context, body, out) < 0 ||
         read_number(&context, body, "temperature", &sampling->has_temperature,

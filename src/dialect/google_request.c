@@ -316,7 +316,7 @@ void google_rewrite_request(struct json body, const struct dialect_override *ove
     OWN(buf) struct buf top_p = {0};
     OWN(buf) struct buf max = {0};
     OWN(buf) struct buf settings = {0};
-    struct json_edit edits[3];
+    struct json_edit edits[4];
     size_t count = 0;
     const char *key = spelling(body, "generationConfig", "generation_config");
     struct json old = json_get(body, key);
@@ -333,6 +333,9 @@ void google_rewrite_request(struct json body, const struct dialect_override *ove
         buf_format(&max, "%lld", (long long) override->tokens_max);
         edits[count++] = (struct json_edit){limit, buf_str(&max)};
     }
+    if (override->thinking_off)
+        edits[count++] = (struct json_edit){spelling(old, "thinkingConfig", "thinking_config"),
+                                            STR("{\"thinkingBudget\":0}")};
     struct json_doc none = {0};
     if (json_type(old) != JSON_OBJECT && json_read(&none, STR("{}"), NULL, NULL) == 0)
         old = json_root(&none);

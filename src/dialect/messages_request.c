@@ -376,5 +376,7 @@ void messages_rewrite_request(struct json body, const struct dialect_override *o
         buf_format(&max, "%lld", (long long) override->tokens_max);
         edits[count++] = (struct json_edit){"max_tokens", buf_str(&max)};
     }
+    if (override->thinking_off)
+        edits[count++] = (struct json_edit){"thinking", STR("{\"type\":\"disabled\"}")};
     json_splice(body, edits, count, out);
 }

@@ -12,6 +12,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "dialect/chat.h"
 #include "dialect/read.h"
 #include "dialect/responses.h"
 
@@ -402,6 +403,7 @@ void responses_rewrite_request(struct json body, const struct dialect_override *
     OWN(buf) struct buf temperature = {0};
     OWN(buf) struct buf top_p = {0};
     OWN(buf) struct buf max = {0};
+    OWN(buf) struct buf thinking = {0};
     struct json_edit edits[6];
     size_t count = 0;
     if (override->model.data) {
@@ -420,5 +422,7 @@ void responses_rewrite_request(struct json body, const struct dialect_override *
         buf_format(&max, "%lld", (long long) override->tokens_max);
         edits[count++] = (struct json_edit){"max_output_tokens", buf_str(&max)};
     }
+    if (override->thinking_off && chat_thinking_off(body, &thinking))
+        edits[count++] = (struct json_edit){"chat_template_kwargs", buf_str(&thinking)};
     json_splice(body, edits, count, out);
 }

@@ -81,6 +81,39 @@ TEST(overrides_touch_only_what_they_name)
     EXPECT_TEXT(six, "{\"logprobs\":true}");
 }
 
+/* A setting that is accepted does what it says, or is refused: in every dialect. */
+TEST(thinking_is_switched_off_and_limits_are_kept_in_every_dialect)
+{
+    static const struct {
+        const struct dialect *dialect;
+        const char *body, *want;
+    } rows[] = {
+        {&dialect_messages, "{\"max_tokens\":500,\"thinking\":{\"type\":\"enabled\"},\"x\":1}",
+         "{\"max_tokens\":64,\"thinking\":{\"type\":\"disabled\"},\"x\":1}"},
+        {&dialect_responses, "{\"max_output_tokens\":5,\"x\":1}",
+         "{\"max_output_tokens\":5,\"x\":1,\"chat_template_kwargs\":{\"enable_thinking\":false}}"},
+        {&dialect_google, "{\"generation_config\":{\"max_output_tokens\":99,\"y\":1},\"x\":1}",
+         "{\"generation_config\":{\"max_output_tokens\":64,\"y\":1,\"thinkingConfig\":"
+         "{\"thinkingBudget\":0}},\"x\":1}"},
+        {&dialect_google, "{\"x\":1}",
+         "{\"x\":1,\"generationConfig\":{\"maxOutputTokens\":64,\"thinkingConfig\":"
+         "{\"thinkingBudget\":0}}}"},
+        {&dialect_completions, "{\"max_tokens\":99}",
+         "{\"max_tokens\":64,\"chat_template_kwargs\":{\"enable_thinking\":false}}"},
+        /* Said twice, it is imposed twice. */
+        {&dialect_messages, "{\"max_tokens\":70,\"max_tok\\u0065ns\":99}",
+         "{\"max_tokens\":64,\"max_tok\\u0065ns\":64,\"thinking\":{\"type\":\"disabled\"}}"},
+    };
+    struct dialect_override override = {.thinking_off = true, .tokens_max = 64};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(buf) struct buf out = {0};
+        EXPECT_INT(json_read(&doc, str_of(rows[i].body), NULL, NULL), 0);
+        dialect_rewrite_request(rows[i].dialect, json_root(&doc), &override, &out);
+        EXPECT_TEXT(buf_text(&out), rows[i].want);
+    }
+}
+
 struct relayed {
     struct buf live, terminal;
 };
