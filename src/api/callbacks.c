@@ -52,15 +52,27 @@ struct api_callbacks {
     struct map known;
 };
 
+struct reading;
+
 struct delivery {
     struct list link;
     struct api_callbacks *callbacks;
     char id[ID_MAX];
     char *url, *secret_env, *dir;
     uint32_t tries;
+    struct reading *reading; /* what is to be sent; NULL: not now */
     struct http_call *call;
     struct loop_timer timer;
     int status;
+};
+
+/* A result may be large, and disks slow: it is read by a worker. */
+struct reading {
+    struct api *api;
+    struct delivery *delivery; /* NULL: it is gone */
+    char *path;
+    struct buf body;
+    int result;
 };
 
 /* ---------------------------------------------------------------- where they may go */
@@ -183,6 +195,8 @@ static void delivery_free(struct delivery *delivery)
     loop_timer_stop(&delivery->timer);
     if (delivery->call)
         http_call_close(delivery->call);
+    if (delivery->reading)
+        delivery->reading->delivery = NULL;
     list_remove(&delivery->link);
     (void)map_remove(&callbacks->known, str_of(delivery->id));
     free(delivery->url);
@@ -289,32 +303,21 @@ static void sign(const struct delivery *delivery, const char *time, struct str b
     text_hex(out, str_make(digest, size));
 }
 
-static void start(struct delivery *delivery)
+static void give_up(struct delivery *delivery, const struct err *err)
+{
+    LOG_WARN("api", delivery->id, "its callback is given up: %s", err->text);
+    loop_timer_start(delivery->callbacks->api->loop, &delivery->timer, 0, on_given_up, delivery);
+}
+
+static void post(struct delivery *delivery, struct str body)
 {
     static const struct http_call_handlers handlers = {on_head, on_data, on_done};
     struct api_callbacks *callbacks = delivery->callbacks;
-    OWN(buf) struct buf body = {0};
     OWN(buf) struct buf signature = {0};
-    OWN(mem) char *path = mem_format("%s/result.json", delivery->dir);
-    struct err err = {0};
     char time[32], tries[16];
-    list_remove(&delivery->link);
-    delivery->tries++;
-    delivery->status = 0;
-    list_append(&callbacks->flying, &delivery->link);
-    callbacks->flying_count++;
-    /* Settings may have changed since it was submitted. */
-    bool good = check_url(callbacks, delivery->url, &err) == 0 &&
-                (file_read(path, RESULT_BYTES_MAX, &body, &err) == 0 ||
-                 api_write_rollout(callbacks->api, delivery->id, &body, &err) == 0);
-    if (!good) {
-        LOG_WARN("api", delivery->id, "its callback is given up: %s", err.text);
-        loop_timer_start(callbacks->api->loop, &delivery->timer, 0, on_given_up, delivery);
-        return;
-    }
     snprintf(time, sizeof time, "%llu", (unsigned long long)clock_wall_ms() / 1000);
     snprintf(tries, sizeof tries, "%u", delivery->tries);
-    sign(delivery, time, buf_str(&body), &signature);
+    sign(delivery, time, body, &signature);
     struct http_header headers[] = {
         {STR("content-type"), STR("application/json")},
         {STR("user-agent"), STR("postern/" POSTERN_VERSION)},
@@ -328,12 +331,62 @@ static void start(struct delivery *delivery)
         .url = delivery->url,
         .headers = headers,
         .header_count = COUNT(headers) - (signature.size ? 0 : 1),
-        .body = buf_str(&body),
+        .body = body,
         .first_byte_ms_max = ANSWER_MS_MAX,
         .idle_ms_max = ANSWER_MS_MAX,
     };
     delivery->call = http_call_start(callbacks->client, &request, &handlers, delivery);
     loop_timer_start(callbacks->api->loop, &delivery->timer, ANSWER_MS_MAX, on_too_long, delivery);
+}
+
+static void read_result(void *argument)
+{
+    struct reading *reading = argument;
+    reading->result = file_read(reading->path, RESULT_BYTES_MAX, &reading->body, NULL);
+}
+
+static void on_result(void *argument)
+{
+    struct reading *reading = argument;
+    struct delivery *delivery = reading->delivery;
+    struct api *api = reading->api;
+    struct err err = {0};
+    if (delivery) {
+        delivery->reading = NULL;
+        if (reading->result < 0)
+            buf_clear(&reading->body);
+        if (reading->result < 0 && api_write_rollout(api, delivery->id, &reading->body, &err) < 0)
+            give_up(delivery, &err);
+        else
+            post(delivery, buf_str(&reading->body));
+    }
+    buf_deinit(&reading->body);
+    free(reading->path);
+    free(reading);
+    api_reply_done(api);
+}
+
+static void start(struct delivery *delivery)
+{
+    struct api_callbacks *callbacks = delivery->callbacks;
+    struct err err = {0};
+    list_remove(&delivery->link);
+    delivery->tries++;
+    delivery->status = 0;
+    list_append(&callbacks->flying, &delivery->link);
+    callbacks->flying_count++;
+    /* Settings may have changed since it was submitted. */
+    if (check_url(callbacks, delivery->url, &err) < 0) {
+        give_up(delivery, &err);
+        return;
+    }
+    struct reading *reading = mem_zero(sizeof *reading);
+    *reading = (struct reading){.api = callbacks->api,
+                                .delivery = delivery,
+                                .path = mem_format("%s/result.json", delivery->dir)};
+    delivery->reading = reading;
+    callbacks->api->replies++; /* it is there when the worker is done */
+    loop_work(callbacks->api->loop, read_result, on_result, reading);
 }
 
 static void fly(struct api_callbacks *callbacks)

@@ -42,36 +42,22 @@ static bool write_live(void *context, const char *id, struct json_writer *out)
     return true;
 }
 
-/* Counters of the sandboxes live on their lanes; each is asked on its own thread. */
-struct lane_count {
-    struct machine_lane *room;
-    struct buf text;
-};
-
-static void ask_lane(void *argument)
-{
-    struct lane_count *count = argument;
-    struct json_writer writer = {.out = &count->text};
-    sandboxes_report(count->room->sandboxes, &writer);
-}
-
 static void add_sandboxes(struct machine *machine, struct api_metrics *out)
 {
     for (size_t i = 0; i < machine->room_count; i++) {
-        struct lane_count count = {.room = &machine->rooms[i]};
+        OWN(buf) struct buf text = {0};
         OWN(json_doc) struct json_doc doc = {0};
-        if (!count.room->sandboxes)
+        struct json_writer writer = {.out = &text};
+        if (!machine->rooms[i].sandboxes)
             continue;
-        loop_call(count.room->loop, ask_lane, &count);
-        if (json_read(&doc, buf_str(&count.text), NULL, NULL) == 0) {
-            struct json root = json_root(&doc);
-            JSON_EACH (item, json_get(root, "backends")) {
-                out->sandboxes += (uint64_t)json_int_or(json_get(item.value, "live"), 0);
-                out->sandboxes_created += (uint64_t)json_int_or(json_get(item.value, "created"), 0);
-                out->sandboxes_failed += (uint64_t)json_int_or(json_get(item.value, "failed"), 0);
-            }
+        sandboxes_report(machine->rooms[i].sandboxes, &writer);
+        if (json_read(&doc, buf_str(&text), NULL, NULL) < 0)
+            continue;
+        JSON_EACH (item, json_get(json_root(&doc), "backends")) {
+            out->sandboxes += (uint64_t)json_int_or(json_get(item.value, "live"), 0);
+            out->sandboxes_created += (uint64_t)json_int_or(json_get(item.value, "created"), 0);
+            out->sandboxes_failed += (uint64_t)json_int_or(json_get(item.value, "failed"), 0);
         }
-        buf_deinit(&count.text);
     }
 }
 
@@ -79,14 +65,9 @@ static void write_sandboxes(void *context, struct json_writer *out)
 {
     struct serve *serve = context;
     struct machine *machine = serve->machine;
-    for (size_t i = 0; i < machine->room_count && !machine->closing; i++) {
-        struct lane_count count = {.room = &machine->rooms[i]};
-        if (!count.room->sandboxes)
-            continue;
-        loop_call(count.room->loop, ask_lane, &count);
-        json_put_raw(out, buf_str(&count.text));
-        buf_deinit(&count.text);
-    }
+    for (size_t i = 0; i < machine->room_count && !machine->closing; i++)
+        if (machine->rooms[i].sandboxes)
+            sandboxes_report(machine->rooms[i].sandboxes, out);
 }
 
 static void write_settings(void *context, struct json_writer *out)

@@ -20,26 +20,27 @@
 #define SLOTS_MAX 64 /* backends in use on one lane, one per host for ssh */
 #define INLET_PENDING_MAX 64
 
-/* A backend in use on this lane, with its counters. */
+/* A backend in use on this lane, with its counters: written here, read by anybody. */
 struct slot {
     char *name; /* as asked for: "local", "ssh:build7" */
     struct backend *backend;
     struct sandboxes *sandboxes;
-    uint64_t created, destroyed, failed, retried, lost, pool_hits, pool_misses;
-    uint64_t create_ms_total, create_ms_max;
-    uint32_t live; /* ready and not closed */
+    _Atomic uint64_t created, destroyed, failed, retried, lost, pool_hits, pool_misses;
+    _Atomic uint64_t create_ms_total, create_ms_max;
+    _Atomic uint32_t live; /* ready and not closed */
 };
 
 struct sandboxes {
     struct loop *loop;
     struct arena arena; /* the options' strings */
     struct sandbox_options options;
-    struct slot *slots[SLOTS_MAX];
-    size_t slot_count;
+    struct slot *slots[SLOTS_MAX]; /* never removed; there before they are counted */
+    _Atomic size_t slot_count;
     struct list all; /* struct sandbox.link */
     struct list abandoned;
     struct list queue; /* struct sandbox.queue_link: waiting for a place among the starting */
-    size_t all_count, queue_count, starting;
+    size_t all_count;
+    _Atomic size_t queue_count, starting;
     struct map found; /* id -> struct slot, from the last find */
     bool closing;
     struct loop_timer close_timer;

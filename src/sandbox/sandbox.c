@@ -62,7 +62,8 @@ struct slot *sandboxes_slot(struct sandboxes *sandboxes, const char *name, struc
     }
     struct slot *slot = mem_zero(sizeof *slot);
     *slot = (struct slot){.name = mem_dup(name), .backend = backend, .sandboxes = sandboxes};
-    sandboxes->slots[sandboxes->slot_count++] = slot;
+    sandboxes->slots[sandboxes->slot_count] = slot;
+    sandboxes->slot_count++;
     return slot;
 }
 

@@ -92,7 +92,8 @@ int sandboxes_pool(struct sandboxes *sandboxes, const struct sandbox_spec *spec,
                    struct err *err);
 /* Capabilities of a backend, or -1. */
 int sandboxes_capabilities(struct sandboxes *sandboxes, const char *backend, struct err *err);
-/* Counters for people and metrics: created, destroyed, pool hits and misses, live, by backend. */
+/* Counters for people and metrics: created, destroyed, pool hits and misses, live, by backend. Any
+ * thread: nobody waits for this one. */
 void sandboxes_report(struct sandboxes *sandboxes, struct json_writer *out);
 
 /* ---------------------------------------------------------------- one sandbox */

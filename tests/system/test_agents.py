@@ -693,7 +693,7 @@ def test_an_agent_is_driven_through_acp(postern, tmp, reason, fate):
 
 
 ACP_CLIENT = r"""
-import json, os, sys
+import json, os, sys, threading, time
 def send(**message):
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 def read():
@@ -732,6 +732,24 @@ for _ in range(14):
     assert "result" in ask("terminal/create", command="true")
 assert "too many" in ask("terminal/create", command="true")["error"]["message"]
 assert ask("terminal/create", command="")["error"]["code"] == -32602
+os.mkfifo("/app/slow")
+for number in range(100, 120):
+    send(id=number, method="fs/read_text_file", params={"sessionId": "s", "path": "/app/slow"})
+refused = [read() for _ in range(4)]
+assert [r["id"] for r in refused] == [116, 117, 118, 119] and all("too many files" in r["error"]["message"] for r in refused), refused
+def release():
+    while True:
+        try:
+            os.close(os.open("/app/slow", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            pass
+        time.sleep(0.01)
+threading.Thread(target=release, daemon=True).start()
+answers = [read() for _ in range(16)]
+assert sorted(a["id"] for a in answers) == list(range(100, 116)) and all("result" in a for a in answers), answers
+open("/app/large", "w").write("x" * (9 << 20))
+assert "error" in ask("fs/read_text_file", path="/app/large")
+assert ask("fs/read_text_file", path=path, limit=1)["result"]["content"] == "one\n"
 assert ask("session/other")["error"]["code"] == -32601
 send(method="session/update", params={"sessionId": "s", "update": {"sessionUpdate": "plan", "entries": []}})
 send(method="session/update", params={"sessionId": "s", "update": {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "Fine."}}})

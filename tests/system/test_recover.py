@@ -291,6 +291,22 @@ def test_a_group_whose_server_dies_in_its_submission_never_was(service, tmp):
     service.over()
 
 
+def test_more_dead_rollouts_than_fit_on_a_page_all_come_back(service, tmp):
+    """What the next server cannot go on with is marked, however many there are."""
+    service = service("--rollout.parallel-max", "1")
+    body = {"agent": "mini", "task": {"name": "t", "instruction": "work"}, "model": script(tmp / "m.toml", bash("sleep 600")), "n": 1100}
+    group = service.control.ask("POST", "/v1/groups", body)[1]["id"]
+    service.kill()
+    for path in (service.postern.home / "live").iterdir():
+        path.unlink()
+    service.start()
+    assert "1100 unfinished rollouts of a server that died: marked as over" in service.log()
+    until(lambda: service.control.ask("GET", f"/v1/groups/{group}")[1]["state"] == "over", 60, "all to be over")
+    view = service.control.ask("GET", f"/v1/groups/{group}")[1]
+    assert view["fates"] == {"infra_failed": 1100}, view
+    service.over()
+
+
 def test_rows_of_a_group_without_the_groups_own_never_were(service, tmp):
     """The journal ended between them."""
     service = service("--rollout.parallel-max", "1")

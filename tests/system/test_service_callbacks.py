@@ -132,6 +132,32 @@ def test_an_end_that_only_the_next_server_books_is_told(postern, model, tmp):
         receiver.close()
 
 
+def test_a_result_that_takes_long_to_read_holds_up_nobody(postern, model):
+    receiver = Receiver(*[503] * 100)
+    service = start(postern)
+    rollout = service.post("/v1/rollouts", order(model, callback={"url": receiver.url}))["id"]
+    service.over(rollout)
+    until(lambda: receiver.got, 60, "a try")
+    assert service.stop()[0] == 0
+    path = postern.home / "rollouts" / rollout / "result.json"
+    text = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)  # a disk that does not answer
+    receiver.statuses.clear()
+    before = len(receiver.got)
+    again = start(postern)
+    try:
+        other = again.post("/v1/rollouts", order(model))["id"]
+        assert again.over(other)["fate"] == "ok" and len(receiver.got) == before
+        assert again.get("/v1/sandboxes")["lanes"]
+        path.write_bytes(text)
+        until(lambda: state(again, rollout) == "delivered", 60, "the delivery")
+        assert receiver.got[-1][1] == text
+    finally:
+        assert again.stop()[0] == 0
+        receiver.close()
+
+
 def test_it_gives_up_in_the_end_and_at_once_when_told(postern, model):
     receiver = Receiver(410)
     closed = Receiver()

@@ -452,6 +452,16 @@ def test_a_network_that_cannot_be_had_is_refused_by_name(postern, tmp):
     assert one(postern, "--task", path, "--offline", agent="nop")["reward"] == 1
 
 
+def test_collect_hooks_run_as_the_agent_did(rooted, tmp):
+    """The first like the others: a root agent's files can be read by them."""
+    (tmp / "rooty.toml").write_text('name = "rooty"\nroot = true\n[run]\nargv = ["/bin/sh", "-c", "umask 077; echo x > /app/own"]\ninstruction = "stdin"\n')
+    hooks = "".join(f'[[verifier.collect]]\ncommand = "cat /app/own && id -u > /app/who-{i}"\n' for i in range(3))
+    path = harbor(tmp / "t", hooks, "[ \"$(cat /app/who-0 /app/who-1 /app/who-2 | tr '\\n' ' ')\" = '0 0 0 ' ] && echo 1 > /logs/verifier/reward.txt "
+                  "|| echo 0 > /logs/verifier/reward.txt; cat /app/who-*")
+    result = one(rooted, "--task", path, "--model", script(tmp / "m.toml", "x"), agent=str(tmp / "rooty.toml"))
+    assert result["class"] == "ok" and result["reward"] == 1, (result["verify"], result["cause"])
+
+
 def test_host_variables_reach_who_is_to_have_them_and_no_log(postern, tmp):
     secret = "kx-9d1f77e2-not-for-logs"
     toml = ("[verifier]\nenv = { KEY = \"${TASK_JUDGE_KEY}\" }\n[agent]\nenv = { TOKEN = \"${TASK_AGENT_TOKEN:-none}\" }\n")
