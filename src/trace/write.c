@@ -1,7 +1,4 @@
 /* write.c - the record as JSON. What is unknown is null or left out, never a made-up 0. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -134,22 +131,6 @@ static void write_ids(const int32_t *ids, size_t count, struct json_writer *out)
     for (size_t i = 0; i < count; i++)
         json_put_int(out, ids[i]);
     json_end_array(out);
-}
-
-void trace_float_write(float value, struct json_writer *out)
-{
-    if (!isfinite(value)) {
-        json_put_null(out);
-        return;
-    }
-    char text[32];
-    int size = 0;
-    for (int digits = 6; digits <= 9; digits++) {
-        size = snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value)
-            break;
-    }
-    json_put_raw(out, str_make(text, (size_t)size));
 }
 
 static void set_tokens(const struct trace_tokens *tokens, struct json_writer *out)

@@ -1,5 +1,8 @@
 /* The trace room: names both ways, which fates may carry a reward, what unknown looks like. */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "json/json.h"
@@ -119,4 +122,40 @@ TEST(the_text_of_a_message_is_its_text_parts_in_order)
     EXPECT(trace_message_text(&message, &arena).data == parts[0].text.data);
     message.part_count = 0;
     EXPECT(trace_message_text(&message, &arena).data == NULL);
+}
+
+/* 6 to 9 digits of "%g", the first that lead back. */
+static void float_by_printf(float value, char *text, size_t size)
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, size, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value)
+            return;
+    }
+}
+
+TEST(a_float_is_written_as_printf_would_in_the_fewest_digits)
+{
+    static const float edges[] = {
+        0,         -0.0f,      1,          -1,    0.5f,     1e-9f,   9.9999994e-10f,
+        999999.9f, 999999.94f, 1000000,    0.1f,  0.00001f, 0.0001f, 9.999999e-5f,
+        100000,    99999.99f,  123456,     1e30f, 1e-40f,   3.4e38f, -0.69314718f,
+        16777215,  8388607.5f, 0.99999994f};
+    char wanted[40];
+    uint32_t state = 1;
+    for (size_t i = 0; i < 300000; i++) {
+        float value = i < COUNT(edges) ? edges[i] : 0;
+        state = state * 1664525u + 1013904223u;
+        uint32_t bits = state ^ state >> 15;
+        if (i >= COUNT(edges) && i % 2)
+            memcpy(&value, &bits, sizeof value);
+        else if (i >= COUNT(edges))
+            value = -expf((float)(bits % 100000) / 3000 - 22);
+        if (!isfinite(value))
+            continue;
+        OWN(buf) struct buf out = {0};
+        trace_float_write(value, &(struct json_writer){.out = &out});
+        float_by_printf(value, wanted, sizeof wanted);
+        EXPECT_TEXT(buf_text(&out), wanted);
+    }
 }
