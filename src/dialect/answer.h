@@ -24,7 +24,17 @@ struct answer_call {
 };
 
 struct answer_builder {
-    struct buf id, model, text, reasoning, refusal, finish_text;
+    /* What every token touches, side by side. */
+    void (*on_delta)(void *context, const struct trace_delta *delta);
+    void *context;
+    enum trace_finish finish;
+    bool has_prompt_ids, has_ids, has_logprobs;
+    bool named; /* id, model and created_s are known */
+    struct buf text;
+    struct buf ids;      /* int32_t each, as the engine listed them */
+    struct buf logprobs; /* float each */
+
+    struct buf id, model, reasoning, refusal, finish_text;
     struct buf opaque;  /* items of an open JSON array: "[{...},{...}" */
     struct buf thought; /* of the thinking block being read */
     bool in_call;       /* protocols of blocks: the one being read is a call of the agent's tools */
@@ -33,16 +43,10 @@ struct answer_builder {
     int64_t created_s;
     struct answer_call *calls;
     size_t call_count;
-    enum trace_finish finish;
     struct trace_usage usage;
     struct buf prompt_ids;  /* int32_t each */
-    struct buf ids;         /* as the engine listed them */
-    struct buf logprob_ids; /* as found in log-probability entries */
-    struct buf logprobs;    /* float each */
+    struct buf logprob_ids; /* as found in log-probability entries, where `ids` are not listed */
     struct buf versions;    /* struct trace_version_span each */
-    bool has_prompt_ids, has_ids, has_logprobs;
-    void (*on_delta)(void *context, const struct trace_delta *delta);
-    void *context;
 };
 
 void answer_deinit(struct answer_builder *builder);

@@ -375,12 +375,13 @@ static void add_piece(struct answer_builder *builder, enum trace_delta_kind kind
 
 static void apply(const struct quick *quick, struct answer_builder *builder, struct arena *scratch)
 {
-    if (!builder->id.size)
+    if (!builder->named) {
         answer_set(&builder->id, json_text_str(quick->id, scratch));
-    if (!builder->model.size)
         answer_set(&builder->model, json_text_str(quick->model, scratch));
-    if (!builder->created_s)
-        builder->created_s = quick->created;
+        if (!builder->created_s)
+            builder->created_s = quick->created;
+        builder->named = builder->id.size && builder->model.size && builder->created_s;
+    }
     builder->has_ids |= quick->has_ids;
     builder->has_logprobs |= quick->has_logprobs;
     buf_append(&builder->ids, quick->ids, quick->id_count * sizeof *quick->ids);

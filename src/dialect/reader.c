@@ -18,13 +18,14 @@
 
 struct dialect_reader {
     const struct dialect *dialect;
+    struct dialect_scratch *scratch;
+    size_t bytes;
+    bool done; /* the end marker was seen */
     struct dialect_reader_options options;
     struct sse sse;
-    struct buf body; /* unary */
-    size_t bytes;
-    struct dialect_scratch *scratch, own;
     struct answer_builder builder;
-    bool done; /* the end marker was seen */
+    struct buf body; /* unary */
+    struct dialect_scratch own;
 };
 
 void dialect_scratch_deinit(struct dialect_scratch *scratch)

@@ -55,6 +55,7 @@ static void take_field(struct sse *sse, struct str line)
     struct str field = str_cut(&rest, ':');
     struct str value = rest.data ? rest : STR("");
     bool moves = sse->pending.size > 0;
+    sse->kept |= moves || sse->has_data;
     if (value.size && value.data[0] == ' ')
         value = str_from(value, 1);
     if (str_is(field, "data")) {
@@ -82,6 +83,9 @@ static void forget_fields(struct sse *sse)
 {
     sse->has_data = false;
     sse->name = sse->data = STR_NONE;
+    if (!sse->kept)
+        return;
+    sse->kept = false;
     buf_clear(&sse->kept_name);
     buf_clear(&sse->joined);
 }

@@ -15,12 +15,13 @@ struct sse_event {
  * kept (`pending`), and what follows is then put behind it. */
 struct sse {
     struct str fresh;
-    struct buf pending;
-    size_t scanned;               /* bytes that were cut into lines */
-    size_t checked;               /* bytes after those that are known to hold no line end */
-    struct str name, data;        /* of this event, in the bytes: */
-    struct buf kept_name, joined; /* or here */
+    struct str name, data; /* of this event, in the bytes or in kept_name and joined */
+    size_t scanned;        /* bytes that were cut into lines */
     bool has_data, begun;
+    bool kept;      /* kept_name or joined hold something */
+    size_t checked; /* bytes after `scanned` that are known to hold no line end */
+    struct buf pending;
+    struct buf kept_name, joined;
 };
 
 void dialect_sse_deinit(struct sse *sse);

@@ -61,7 +61,7 @@ static void send_gathered(struct call *call)
     if (!gathered->size)
         return;
     if (!holds_secret(call, buf_str(gathered))) {
-        buf_str_append(&call->sent, buf_str(gathered));
+        pile_append(&call->sent, buf_str(gathered));
         call_send(call, buf_str(gathered));
     }
     if (gathered->capacity > GATHERED_KEPT)
@@ -270,6 +270,6 @@ void call_again(struct call *call)
     call->trouble = (struct err){0};
     call->tries = 0;
     call->relayed = false;
-    buf_clear(&call->sent);
+    pile_deinit(&call->sent);
     call_attempt(call);
 }

@@ -31,7 +31,7 @@ void call_free(void *argument)
     prefix_deinit(&call->prefix);
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
-    buf_deinit(&call->sent);
+    pile_deinit(&call->sent);
     list_remove(&call->node);
     free(call);
     session_call_gone(session);

@@ -23,6 +23,7 @@
 #include "base/buf.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "base/pile.h"
 #include "dialect/dialect.h"
 #include "gateway/gateway.h"
 #include "http/http.h"
@@ -507,7 +508,7 @@ struct call {
     struct http_exchange *exchange; /* NULL: the agent went away or has its answer */
     struct upstream *upstream;
     struct dialect_reader *reader;
-    struct buf sent;    /* of a stream: all that was relayed */
+    struct pile sent;   /* of a stream: all that was relayed */
     struct list others; /* older connections of the same agent that still live */
     struct str secret;  /* the model server's key, which must not come back; empty: none */
     uint64_t written_ms, answer_bytes;

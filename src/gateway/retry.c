@@ -202,7 +202,7 @@ static void follow(struct retry *retry, struct http_exchange *exchange)
 static void keep_stream(struct call *call, struct buf *out)
 {
     if (call->sent.size + call->held.size < REMAKE_BYTES_MIN) {
-        buf_str_append(out, buf_str(&call->sent));
+        pile_copy(&call->sent, out);
         buf_str_append(out, buf_str(&call->held));
         return;
     }
@@ -448,8 +448,10 @@ static void join(struct call *call, struct http_exchange *exchange)
     call->parked_answer = false;
     bool failed = call->trouble.kind != ERR_NONE;
     if (call->state != CALL_PARKED || !failed) {
-        if (call->request.stream)
-            call_send(call, buf_str(&call->sent));
+        const struct pile_block *block = NULL;
+        for (struct str piece;
+             call->request.stream && (piece = pile_next(&call->sent, &block)).data;)
+            call_send(call, piece);
         if (call->state == CALL_PARKED)
             call_enter(call);
         return;

@@ -18,8 +18,11 @@
 #define RETRY_AFTER_MS_MAX (24ll * 3600 * 1000)
 
 struct upstream {
+    /* What every piece of an answer touches. */
     struct upstream_handlers handlers;
     void *context;
+    struct err trouble; /* found in the head: reported instead of the end */
+
     struct loop *loop;
     struct gateway *gateway;
     struct model *model;
@@ -37,7 +40,6 @@ struct upstream {
     bool closed, done;
     int status;
     int64_t retry_after_ms;
-    struct err trouble; /* found in the head: reported instead of the end */
 };
 
 static const char *const passed_on[] = {

@@ -63,25 +63,27 @@ struct origin {
 };
 
 struct http_call {
+    /* What every piece of an answer touches, side by side. */
     struct loop *loop;
-    struct origin *origin; /* NULL before it is known and after the end */
-    struct list in_client;
-    struct list in_waiting;
-    struct link *link;
-    struct http_call_handlers handlers;
     void *context;
-    struct buf request; /* head and body; gone once a retry is out of the question */
-    struct str body;    /* the body, when it is not in there */
-    struct http_deadline deadline;
-    uint64_t first_byte_due;
+    struct http_call_handlers handlers;
     uint32_t idle_ms_max;
-    struct err *trouble; /* to be told when this tick is over */
     bool is_head;
     bool head_seen;
     bool any_bytes; /* of the answer */
     bool paused;
     bool retried;
     bool done;
+    struct http_deadline deadline;
+
+    struct origin *origin; /* NULL before it is known and after the end */
+    struct list in_client;
+    struct list in_waiting;
+    struct link *link;
+    struct buf request; /* head and body; gone once a retry is out of the question */
+    struct str body;    /* the body, when it is not in there */
+    uint64_t first_byte_due;
+    struct err *trouble; /* to be told when this tick is over */
 };
 
 enum link_state {
@@ -94,22 +96,15 @@ enum link_state {
 };
 
 struct link { /* one connection */
-    struct loop *loop;
-    struct origin *origin;
-    struct list in_origin; /* idle or resolving */
-    struct http_call *call;
+    /* What every piece of an answer touches, side by side. */
     struct loop_watch watch;
-    struct http_deadline deadline;
+    struct loop *loop;
+    struct http_call *call;
     struct http_tls_stream *tls;
-    struct buf in;
-    size_t scanned;
-    size_t sent; /* of the call's request */
-    struct http_body body;
-    uint64_t connect_due;
-    uint64_t
-        due; /* what the link itself waits for: an address to answer, room to send, a new call */
-    size_t address_next;
     struct err *trouble;
+    size_t to_send; /* of the call's request, in all */
+    size_t sent;    /* of that */
+    uint64_t due;   /* what the link itself waits for: an address, room to send, a new call */
     uint8_t state;
     uint8_t interim; /* 1xx answers seen */
     bool reused;
@@ -118,6 +113,15 @@ struct link { /* one connection */
     bool mute; /* writing failed: only an answer that is already here counts */
     bool want_write;
     bool processing, scheduled, closed;
+    struct http_body body;
+    struct buf in;
+    struct http_deadline deadline;
+
+    struct origin *origin;
+    struct list in_origin; /* idle or resolving */
+    size_t scanned;
+    uint64_t connect_due;
+    size_t address_next;
 };
 
 /* client.c */

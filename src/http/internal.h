@@ -8,9 +8,9 @@
 /* A deadline that is moved far more often than it passes: moving it later costs no heap operation,
  * the timer notices when it rings. */
 struct http_deadline {
-    struct loop_timer timer;
     struct loop *loop;
     uint64_t due_ms; /* 0: none */
+    struct loop_timer timer;
     void (*on_passed)(struct http_deadline *deadline);
 };
 

@@ -110,8 +110,7 @@ static void fail(struct link *link)
 
 static bool unsent(const struct link *link)
 {
-    const struct http_call *call = link->call;
-    return call && !link->mute && link->sent < call->request.size + call->body.size;
+    return link->call && !link->mute && link->sent < link->to_send;
 }
 
 /* The head, and the body behind it where it lies elsewhere. */
@@ -167,6 +166,7 @@ static void begin_request(struct link *link)
 {
     link->state = LINK_BUSY;
     link->sent = 0;
+    link->to_send = link->call->request.size + link->call->body.size;
     link->scanned = 0;
     link->interim = 0;
     link->mute = false;
@@ -466,7 +466,7 @@ static void feed(struct link *link, char *data, size_t size)
         if (!unsent(link)) {
             buf_deinit(&link->call->request);
             link->call->body = STR_NONE;
-            link->sent = 0;
+            link->sent = link->to_send = 0;
         }
     }
     if (size && !link->in.size) {
@@ -502,10 +502,10 @@ static void at_eof(struct link *link)
 static void read_some(struct link *link)
 {
     char *scratch = loop_scratch(link->loop);
-    struct err err = {0};
     ssize_t got;
     bool more = false;
     if (link->tls) {
+        struct err err = {0};
         got = http_tls_read(link->tls, scratch, LOOP_SCRATCH_BYTES, &more, &err);
         link->want_write = got == TLS_WANT_WRITE;
         if (got == TLS_WANT_READ || got == TLS_WANT_WRITE)

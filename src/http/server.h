@@ -24,21 +24,12 @@ struct http_server {
 };
 
 struct http_conn {
-    struct loop *loop;
-    struct http_server *server; /* NULL: the server is gone, only the handler's exchange is left */
-    struct list link;
     struct loop_watch watch;
-    struct http_deadline deadline;
-    struct buf in;   /* received, not taken yet: part of a head, or read ahead */
+    struct loop *loop;
     struct rope out; /* towards the peer */
-    struct http_exchange *exchange;
-    size_t scanned;     /* of `in`, by http_head_find() */
-    uint64_t read_due;  /* when the bytes we wait for are late; 0: we do not wait */
-    uint64_t break_due; /* breaking: when the reset comes whatever the peer has read */
-    uint64_t write_due; /* when a reader without progress is too slow; 0: nothing is queued */
-    bool processing;    /* pump is on the stack: it will see what changed */
-    bool scheduled;     /* pump is deferred */
-    bool closed;        /* the descriptor is gone */
+    bool processing; /* pump is on the stack: it will see what changed */
+    bool scheduled;  /* pump is deferred */
+    bool closed;     /* the descriptor is gone */
     bool freeing;
     bool blocked;      /* the kernel took less than we had */
     bool broken;       /* writing failed or the queue is over its maximum */
@@ -48,6 +39,16 @@ struct http_conn {
     bool shut;         /* lingering, and our side is shut */
     bool breaking;     /* lingering, and a reset is the end of it */
     bool lost;         /* the peer reset the connection */
+    struct http_exchange *exchange;
+    uint64_t write_due; /* when a reader without progress is too slow; 0: nothing is queued */
+
+    struct http_server *server; /* NULL: the server is gone, only the handler's exchange is left */
+    struct list link;
+    struct http_deadline deadline;
+    struct buf in;      /* received, not taken yet: part of a head, or read ahead */
+    size_t scanned;     /* of `in`, by http_head_find() */
+    uint64_t read_due;  /* when the bytes we wait for are late; 0: we do not wait */
+    uint64_t break_due; /* breaking: when the reset comes whatever the peer has read */
     void (*on_fate)(void *context, bool taken); /* of the last answer; NULL: nobody asked */
     void *fate_context;
 };
@@ -55,25 +56,12 @@ struct http_conn {
 enum body_mode { BODY_UNREAD, BODY_COLLECT, BODY_STREAM, BODY_DISCARD };
 
 struct http_exchange {
+    /* What every piece of an answer touches, side by side. */
     struct http_conn *conn;
-    struct str method, target;
-    const struct http_header *headers;
-    size_t header_count;
-    void *context;
-
-    struct http_body body;
-    uint64_t body_bytes; /* received so far */
-    size_t collect_max;
-    struct buf collected;
-    void (*on_body)(void *, struct http_exchange *, struct str, const struct err *);
-    void (*on_data)(void *, struct http_exchange *, struct str, bool, const struct err *);
-    void *body_context;
-
     size_t drain_low;
     void (*on_drain)(void *);
     void (*on_gone)(void *);
     void *notify_context;
-
     uint8_t mode; /* enum body_mode */
     uint8_t minor;
     bool keep_alive;
@@ -86,6 +74,19 @@ struct http_exchange {
     bool bodiless;  /* the answer has none: HEAD, 204, 304 */
     bool drain_due; /* the queue was at or over drain_low */
     bool upgraded;  /* another protocol: no limits and deadlines of ours */
+
+    struct str method, target;
+    const struct http_header *headers;
+    size_t header_count;
+    void *context;
+
+    struct http_body body;
+    uint64_t body_bytes; /* received so far */
+    size_t collect_max;
+    struct buf collected;
+    void (*on_body)(void *, struct http_exchange *, struct str, const struct err *);
+    void (*on_data)(void *, struct http_exchange *, struct str, bool, const struct err *);
+    void *body_context;
 };
 
 /* connection.c */

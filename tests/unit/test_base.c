@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/pile.h"
 #include "base/rope.h"
 #include "base/text.h"
 #include "test.h"
@@ -274,4 +275,36 @@ TEST(a_line_of_the_log_names_the_rollout_and_the_call)
     close(before);
     close(ends[0]);
     close(ends[1]);
+}
+
+TEST(a_pile_gives_back_what_was_added_in_order)
+{
+    struct pile pile = {0};
+    OWN(buf) struct buf plain = {0}, copy = {0}, pieces = {0};
+    EXPECT(!pile_next(&pile, &(const struct pile_block *){NULL}).data);
+    for (size_t i = 0; i < 2000; i++) {
+        char piece[300];
+        size_t size = i * 7919 % (i % 97 ? sizeof piece : 1);
+        memset(piece, (int)('a' + i % 26), sizeof piece);
+        pile_append(&pile, str_make(piece, size));
+        buf_append(&plain, piece, size);
+    }
+    OWN(buf) struct buf large = {0};
+    memset(buf_reserve(&large, 100000), 'z', 100000);
+    buf_added(&large, 100000);
+    pile_append(&pile, buf_str(&large));
+    pile_append(&pile, STR("end"));
+    buf_str_append(&plain, buf_str(&large));
+    buf_str_append(&plain, STR("end"));
+    EXPECT_INT(pile.size, plain.size);
+    pile_copy(&pile, &copy);
+    EXPECT(str_equal(buf_str(&copy), buf_str(&plain)));
+    const struct pile_block *block = NULL;
+    size_t count = 0;
+    for (struct str piece; (piece = pile_next(&pile, &block)).data; count++)
+        buf_str_append(&pieces, piece);
+    EXPECT(str_equal(buf_str(&pieces), buf_str(&plain)));
+    EXPECT(count > 3);
+    pile_deinit(&pile);
+    EXPECT(!pile.size && !pile.first);
 }
