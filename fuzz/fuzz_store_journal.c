@@ -28,18 +28,18 @@ static void touch(struct str part, const struct walked *walked)
 }
 
 /* Pieces of whatever is the parent: in bounds, or refused. */
-static void apply(const struct store_view *view, const struct walked *walked)
+static void apply(struct str pieces, struct str fresh, const struct walked *walked)
 {
     OWN(buf) struct buf out = {0};
-    uint64_t total = view->request.size;
-    for (size_t at = 0; at < view->request_pieces.size; at += sizeof(struct delta_piece)) {
+    uint64_t total = fresh.size;
+    for (size_t at = 0; at < pieces.size; at += sizeof(struct delta_piece)) {
         struct delta_piece piece;
-        memcpy(&piece, view->request_pieces.data + at, sizeof piece);
+        memcpy(&piece, pieces.data + at, sizeof piece);
         total += piece.size;
     }
     if (total > OUT_BYTES_MAX)
         return; /* allowed, and only slow */
-    if (delta_apply(walked->bytes, view->request_pieces, view->request, &out))
+    if (delta_apply(walked->bytes, pieces, fresh, &out))
         CHECK(out.size == total);
 }
 
@@ -61,8 +61,11 @@ static bool on_record(void *context, const struct store_view *view)
     touch(view->request_parent, walked);
     touch(view->request_pieces, walked);
     touch(view->prompt_parent, walked);
+    touch(view->prompt_pieces, walked);
     if (view->request_pieces.size)
-        apply(view, walked);
+        apply(view->request_pieces, view->request, walked);
+    if (view->prompt_pieces.size)
+        apply(view->prompt_pieces, view->prompt_ids, walked);
     return true;
 }
 

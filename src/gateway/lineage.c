@@ -169,11 +169,12 @@ static void hash_messages(struct call *call)
 }
 
 /* When little is shared from the front on (a date in the system prompt), the request is pieces of
- * the call that has the most messages at the same places. */
-static const struct ancestor *find_alike(struct call *call, const struct ancestor *parent)
+ * the call that has the most messages at the same places: *most of them. */
+static const struct ancestor *find_alike(struct call *call, const struct ancestor *parent,
+                                         size_t *most)
 {
     const struct lineage *lineage = &call->session->lineage;
-    size_t most = 0;
+    *most = 0;
     if (call->parent_bytes >= call->body->bytes.size / 2)
         return parent;
     hash_messages(call);
@@ -182,8 +183,8 @@ static const struct ancestor *find_alike(struct call *call, const struct ancesto
         size_t same = 0;
         for (size_t i = 0; i < at->message_count && i < call->request.message_count; i++)
             same += at->hashes[i] == call->hashes[i];
-        if (same > most) {
-            most = same;
+        if (same > *most) {
+            *most = same;
             parent = at;
         }
     }
@@ -199,18 +200,19 @@ void lineage_entry(struct call *call, struct store_record *entry)
     if (call->parent < 0)
         return;
     const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
-    const struct ancestor *base = find_alike(call, parent);
+    size_t most;
+    const struct ancestor *base = find_alike(call, parent, &most);
     entry->request_base = (struct store_base){
         .call_id = base->call_id,
         .bytes = buf_str(&base->body->bytes),
         .depth = base->request_depth,
         .front = base == parent ? call->parent_bytes : 0,
     };
-    if (parent->ids.size)
+    if (base->ids.size)
         entry->prompt_base = (struct store_base){
-            .call_id = parent->call_id,
-            .bytes = buf_str(&parent->ids),
-            .depth = parent->prompt_depth,
+            .call_id = base->call_id,
+            .bytes = buf_str(&base->ids),
+            .depth = base->prompt_depth,
         };
 }
 
@@ -302,6 +304,10 @@ static struct ancestor *place_for(struct call *call)
         struct ancestor *parent = &lineage->ancestors[call->parent];
         if (shared_messages(parent, call) == parent->message_count)
             return parent;
+        size_t most;
+        const struct ancestor *alike = find_alike(call, parent, &most);
+        if (most > 1 && most + 1 >= alike->message_count) /* all but its system prompt */
+            return &lineage->ancestors[alike - lineage->ancestors];
     }
     struct ancestor *oldest = &lineage->ancestors[0];
     for (size_t i = 1; i < COUNT(lineage->ancestors); i++)

@@ -182,6 +182,18 @@ void delta_find(struct str parent, struct str body, size_t front, struct delta *
     delta->fresh = middle;
 }
 
+void delta_ends(struct delta *delta, size_t parent_size)
+{
+    struct delta_piece front = {.size = (uint32_t)delta->front, .fresh = (uint32_t)delta->fresh};
+    struct delta_piece back = {.from = (uint32_t)(parent_size - delta->back),
+                               .size = (uint32_t)delta->back};
+    if (delta->pieces.size)
+        return;
+    buf_append(&delta->pieces, &front, sizeof front);
+    if (delta->back)
+        buf_append(&delta->pieces, &back, sizeof back);
+}
+
 bool delta_valid(struct str pieces, size_t fresh)
 {
     uint64_t sum = 0;

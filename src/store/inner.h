@@ -78,6 +78,8 @@ struct delta {
 size_t delta_front(struct str a, struct str b); /* bytes they share at the front */
 /* The first `front` bytes are known to be shared, and no more. The pieces are the caller's. */
 void delta_find(struct str parent, struct str body, size_t front, struct delta *delta);
+/* Both ends as pieces, when there are no others. */
+void delta_ends(struct delta *delta, size_t parent_size);
 /* They use exactly so many new bytes. `pieces` is a whole number of them. */
 bool delta_valid(struct str pieces, size_t fresh);
 /* Appends the body; false: it is not one of this parent's. */

@@ -55,6 +55,10 @@ static int read_prompt(struct store *store, const struct store_view *view, uint3
         read_prompt(store, &parent_view, depth - 1, &parent, err) < 0)
         return -1;
     buf_str_append(&parent, parent_view.token_ids);
+    if (view->prompt_pieces.size)
+        return delta_apply(buf_str(&parent), view->prompt_pieces, view->prompt_ids, out)
+                   ? 0
+                   : too_deep(view, err);
     uint64_t shared = (uint64_t)view->prompt_shared * 4;
     if (shared > parent.size)
         return too_deep(view, err);

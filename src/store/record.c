@@ -113,13 +113,12 @@ static void delta_section(struct buf *out, enum store_tag tag, const uint32_t *n
     buf_append(out, parent, id_size);
 }
 
-static void pieces_section(struct buf *out, const struct delta *delta, const char *parent,
-                           struct str body)
+static void pieces_section(struct buf *out, enum store_tag tag, const struct delta *delta,
+                           const char *parent, struct str body)
 {
     uint32_t count = (uint32_t)(delta->pieces.size / sizeof(struct delta_piece));
     const struct delta_piece *pieces = (const void *)delta->pieces.data;
-    delta_section(out, STORE_TAG_REQUEST_PIECES, &count, 1, parent,
-                  delta->pieces.size + delta->fresh);
+    delta_section(out, tag, &count, 1, parent, delta->pieces.size + delta->fresh);
     buf_str_append(out, buf_str(&delta->pieces));
     for (uint32_t i = 0; i < count; i++) {
         body = str_from(body, pieces[i].size);
@@ -140,7 +139,7 @@ static uint32_t write_request(struct buf *out, const struct store_record *record
     struct delta delta;
     delta_find(base->bytes, all, known ? known : delta_front(base->bytes, all), &delta);
     if (delta.pieces.size) {
-        pieces_section(out, &delta, base->call_id, all);
+        pieces_section(out, STORE_TAG_REQUEST_PIECES, &delta, base->call_id, all);
         buf_deinit(&delta.pieces);
         return base->depth + 1;
     }
@@ -158,12 +157,23 @@ static uint32_t write_prompt(struct buf *out, const struct store_record *record)
 {
     struct str all = str_make(record->prompt_ids, record->prompt_id_count * 4);
     const struct store_base *base = &record->prompt_base;
-    uint32_t shared = usable(base) ? (uint32_t)(delta_front(base->bytes, all) / 4) : 0;
-    struct str rest = str_from(all, (size_t)shared * 4);
-    if ((size_t)shared * 4 < SHARED_BYTES_MIN) {
+    struct delta delta = {.fresh = all.size};
+    if (usable(base))
+        delta_find(base->bytes, all, delta_front(base->bytes, all) / 4 * 4, &delta);
+    uint32_t shared = (uint32_t)(delta.front / 4);
+    if (all.size - delta.fresh < SHARED_BYTES_MIN) {
         section(out, STORE_TAG_PROMPT_IDS, all.data, all.size);
+        buf_deinit(&delta.pieces);
         return 0;
     }
+    if (delta.back >= SHARED_BYTES_MIN)
+        delta_ends(&delta, base->bytes.size);
+    if (delta.pieces.size) {
+        pieces_section(out, STORE_TAG_PROMPT_PIECES, &delta, base->call_id, all);
+        buf_deinit(&delta.pieces);
+        return base->depth + 1;
+    }
+    struct str rest = str_from(all, delta.front);
     delta_section(out, STORE_TAG_PROMPT_DELTA, &shared, 1, base->call_id, rest.size);
     buf_str_append(out, rest);
     return base->depth + 1;
@@ -244,17 +254,17 @@ static bool read_delta(struct str bytes, size_t at, struct str *parent, struct s
     return size > 0;
 }
 
-static bool read_pieces(struct store_view *view, struct str bytes)
+static bool read_pieces(struct str bytes, struct str *parent, struct str *pieces, struct str *fresh)
 {
     struct str content;
-    if (!read_delta(bytes, 4, &view->request_parent, &content))
+    if (!read_delta(bytes, 4, parent, &content))
         return false;
     uint64_t size = (uint64_t)get32(bytes.data) * sizeof(struct delta_piece);
     if (size == 0 || size > content.size)
         return false;
-    view->request_pieces = str_upto(content, size);
-    view->request = str_from(content, size);
-    return delta_valid(view->request_pieces, view->request.size);
+    *pieces = str_upto(content, size);
+    *fresh = str_from(content, size);
+    return delta_valid(*pieces, fresh->size);
 }
 
 static bool read_section(struct store_view *view, uint16_t tag, struct str bytes)
@@ -314,7 +324,9 @@ static bool read_section(struct store_view *view, uint16_t tag, struct str bytes
         view->prompt_shared = get32(bytes.data);
         return view->prompt_ids.size % 4 == 0;
     case STORE_TAG_REQUEST_PIECES:
-        return read_pieces(view, bytes);
+        return read_pieces(bytes, &view->request_parent, &view->request_pieces, &view->request);
+    case STORE_TAG_PROMPT_PIECES:
+        return read_pieces(bytes, &view->prompt_parent, &view->prompt_pieces, &view->prompt_ids);
     }
     return true; /* from a later version */
 }

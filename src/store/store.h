@@ -78,6 +78,7 @@ enum store_tag {
     STORE_TAG_PROMPT_DELTA = 18,  /* shared u32, parent's id (u32 size, text), int32... */
     STORE_TAG_REQUEST_PIECES = 19, /* count u32, parent's id (u32 size, text), (from u32, size u32,
                                       new u32)..., new bytes */
+    STORE_TAG_PROMPT_PIECES = 20,  /* the same for the prompt's ids; bytes, not ids, are counted */
 };
 
 /* An earlier entry that a later one may be written as a difference to. It must be committed. */
@@ -135,9 +136,9 @@ struct store_view {
     uint32_t deliveries;
     uint64_t order;
     /* What is written as a difference: the parent's first bytes (ids), what is here, and for
-     * requests the parent's last bytes; or pieces of the parent's request, each followed by some of
-     * what is here (docs/store.md). The parent is empty: all of it is here. */
-    struct str request, request_parent, request_pieces, prompt_parent;
+     * requests the parent's last bytes; or pieces of the parent's, each followed by some of the
+     * bytes that are here (docs/store.md). The parent is empty: all of it is here. */
+    struct str request, request_parent, request_pieces, prompt_parent, prompt_pieces;
     uint32_t request_prefix, request_suffix, prompt_shared;
 };
 

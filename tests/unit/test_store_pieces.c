@@ -296,3 +296,65 @@ TEST(a_number_near_the_front_that_changes_costs_its_own_bytes)
     EXPECT(each < FRESH + 400);
     end();
 }
+
+/* The same prompt as the engine sees it: 50,000 tokens, of which some near the front change. */
+TEST(tokens_near_the_front_that_change_cost_their_own_bytes)
+{
+    enum { TURNS = 80, FRONT = 100, ALL = 50000, FRESH = 200 };
+    begin();
+    static int32_t ids[TURNS][ALL + TURNS * FRESH * 2];
+    size_t counts[TURNS];
+    char id[16], parent[16] = "";
+    uint32_t depth = 0, deepest = 0;
+    uint64_t first = 0;
+    seed = 0x27d4eb2f165667c5;
+    for (int i = 0; i < TURNS; i++) {
+        size_t known = i ? counts[i - 1] : 0;
+        counts[i] = i ? known + FRESH : ALL;
+        if (i)
+            memcpy(ids[i], ids[i - 1], known * 4);
+        for (size_t k = known; k < counts[i]; k++)
+            ids[i][k] = (int32_t)chance(150000);
+        for (size_t k = FRONT; i && k < FRONT + 5; k++)
+            ids[i][k] = (int32_t)chance(10);
+        if (i % 7 == 3) { /* re-rendered: one token less, all others a place ahead */
+            memmove(&ids[i][FRONT], &ids[i][FRONT + 1], (counts[i] - FRONT - 1) * 4);
+            counts[i]--;
+        }
+        snprintf(id, sizeof id, "c-%d", i);
+        int done = 0;
+        struct store_record record = {
+            .type = STORE_ENTRY,
+            .rollout_id = "r-1",
+            .call_id = id,
+            .body = STR("{}"),
+            .prompt_ids = ids[i],
+            .prompt_id_count = counts[i],
+            .prompt_depth = &depth,
+            .prompt_base = {.call_id = i ? parent : NULL,
+                            .bytes = str_make(i ? ids[i - 1] : NULL, known * 4),
+                            .depth = depth},
+            .prompt_tokens = -1,
+            .completion_tokens = -1};
+        if (store_append(store, loop, &record, on_committed, &done, NULL) < 0)
+            abort();
+        while (!done)
+            loop_once(loop, 1000);
+        memcpy(parent, id, sizeof parent);
+        deepest = depth > deepest ? depth : deepest;
+        first = i ? first : bytes_written();
+    }
+    EXPECT_INT(deepest, STORE_DEPTH_MAX);
+    uint64_t whole = counts[TURNS - 1] * 4; /* written once more when the chain is long enough */
+    uint64_t each = (bytes_written() - first - whole) / (TURNS - 1);
+    printf("  %llu bytes for a prompt of %zu tokens, %d of them new\n", (unsigned long long)each,
+           counts[TURNS - 1], FRESH);
+    EXPECT(each < FRESH * 4 + 400);
+    for (int i = 0; i < TURNS; i++) {
+        OWN(buf) struct buf prompt = {0};
+        snprintf(id, sizeof id, "c-%d", i);
+        EXPECT_INT(store_read_tokens(store, id, &prompt, NULL, NULL, NULL), 0);
+        EXPECT(str_equal(buf_str(&prompt), str_make(ids[i], counts[i] * 4)));
+    }
+    end();
+}
