@@ -97,6 +97,13 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     call->arena.bytes_max = call->request_arena.bytes_max = ARENA_BYTES_MAX;
     list_init(&call->others);
     list_append(&session->calls, &call->node);
+    int status = 400;
+    uint32_t retry_after_s = 0;
+    if (session_open_for_calls(session, &status, &retry_after_s, &err) < 0) {
+        answer_error(exchange, dialect, status, NULL, str_of(err.text), retry_after_s);
+        loop_defer(gateway->loop, call_free, call);
+        return;
+    }
     int spoken = call_choose_api(call, &api_err);
     int read = skim_read(call, &route, &err);
     if (read == 0 && spoken < 0) {
@@ -105,13 +112,12 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
     }
     if (read < 0) {
         session_refused(session, REFUSED_INPUT);
+        session_wasted(session, call->body->bytes.size);
         answer_error(exchange, dialect, err.kind == ERR_LIMIT ? 413 : 400, NULL, str_of(err.text),
                      0);
         loop_defer(gateway->loop, call_free, call);
         return;
     }
-    int status = 400;
-    uint32_t retry_after_s = 0;
     call->key = key;
     restore_call(call);
     call_find_side(call, exchange);

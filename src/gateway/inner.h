@@ -458,7 +458,8 @@ struct gateway_session {
     bool tools_seen;
     uint32_t *script_uses;
     uint32_t refusals[REFUSALS];
-    struct map hosts; /* name -> count, as a number in the pointer */
+    uint64_t wasted, wasted_bytes; /* requests that were read and refused */
+    struct map hosts;              /* name -> count, as a number in the pointer */
     uint32_t hosts_more;
     int calls_fd; /* -1: none */
     bool calls_failed;
@@ -482,6 +483,11 @@ void session_cause(struct gateway_session *session, enum gateway_cause cause,
 /* No later call will be answered; tells the owner once. */
 void session_exhaust(struct gateway_session *session, enum gateway_cause cause,
                      const struct err *why);
+/* -1: nothing is answered now, whatever is asked: not worth reading. As session_admit(). */
+int session_open_for_calls(struct gateway_session *session, int *status, uint32_t *retry_after_s,
+                           struct err *err);
+/* A request was read and refused. */
+void session_wasted(struct gateway_session *session, size_t bytes);
 /* Reserves what the call may use. -1: refused; *status and *retry_after_s say how to put it. */
 int session_admit(struct gateway_session *session, struct call *call, int *status,
                   uint32_t *retry_after_s, struct err *err);

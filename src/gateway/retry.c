@@ -431,7 +431,8 @@ static void join(struct call *call, struct http_exchange *exchange)
     int status = 400;
     uint32_t retry_after_s = 0;
     if (call->state == CALL_PARKED &&
-        session_admit(session, call, &status, &retry_after_s, &err) < 0) {
+        (session_open_for_calls(session, &status, &retry_after_s, &err) < 0 ||
+         session_admit(session, call, &status, &retry_after_s, &err) < 0)) {
         answer_error(exchange, call->dialect, status, NULL, str_of(err.text), retry_after_s);
         return;
     }

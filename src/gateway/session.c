@@ -37,6 +37,9 @@
 #define SERVER_GRACE_MS 2000
 #define TOKENS_EXPECTED 4096
 #define BYTES_PER_TOKEN 4
+#define TOO_MANY "too many calls of this rollout are in flight"
+#define WASTED_PER_CALL 10u /* requests that are refused, for each call there may be */
+#define WASTED_BODIES 32u   /* and their bytes, in bodies of the largest size */
 #define INLET_PORT ":13131"
 
 static const char *const refusal_names[REFUSALS] = {
@@ -102,15 +105,9 @@ static int run_out(struct gateway_session *session, struct err *err, const char 
     return -1;
 }
 
-int session_admit(struct gateway_session *session, struct call *call, int *status,
-                  uint32_t *retry_after_s, struct err *err)
+int session_open_for_calls(struct gateway_session *session, int *status, uint32_t *retry_after_s,
+                           struct err *err)
 {
-    const struct gateway_limits *limits = &session->limits;
-    struct gateway_stats *stats = &session->stats;
-    request_recall(call);
-    const struct trace_request *request = &call->request;
-    bool side =
-        call->side_rule ? call->side_rule->side : request->tool_count == 0 && session->tools_seen;
     *status = 400;
     *retry_after_s = 0;
     if (session->stop_reason)
@@ -123,6 +120,41 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
                       err, session->exhausted_why.kind,
                       session->exhausted_cause == GATEWAY_STORE ? "this rollout was stopped"
                                                                 : session->exhausted_why.text);
+    if (session->stats.in_flight < session->limits.in_flight_max)
+        return 0;
+    *status = 429;
+    *retry_after_s = 1;
+    return refuse(session, REFUSED_BUSY, err, ERR_CAPACITY, TOO_MANY);
+}
+
+/* Calls are bounded by their number. What was read for nothing is bounded, too: neighbours share
+ * the lane it was read on, and some agents ask for ever. */
+void session_wasted(struct gateway_session *session, size_t bytes)
+{
+    uint64_t requests_max = (uint64_t)session->limits.calls_max * WASTED_PER_CALL;
+    uint64_t bytes_max = (uint64_t)session->limits.body_bytes_max * WASTED_BODIES;
+    struct err why = {0};
+    session->wasted++;
+    session->wasted_bytes += bytes;
+    if (session->wasted <= requests_max && session->wasted_bytes <= bytes_max)
+        return;
+    err_set(&why, ERR_LIMIT,
+            "this rollout sent too much that was no call: %llu requests, %llu bytes",
+            (unsigned long long)session->wasted, (unsigned long long)session->wasted_bytes);
+    session_exhaust(session, GATEWAY_LIMIT, &why);
+}
+
+int session_admit(struct gateway_session *session, struct call *call, int *status,
+                  uint32_t *retry_after_s, struct err *err)
+{
+    const struct gateway_limits *limits = &session->limits;
+    struct gateway_stats *stats = &session->stats;
+    request_recall(call);
+    const struct trace_request *request = &call->request;
+    bool side =
+        call->side_rule ? call->side_rule->side : request->tool_count == 0 && session->tools_seen;
+    *status = 400;
+    *retry_after_s = 0;
     if (stats->calls >= limits->calls_max && !call->record.number)
         return run_out(session, err, "calls", limits->calls_max);
     if (limits->turns_max && !side && stats->turns >= limits->turns_max)
@@ -137,13 +169,11 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
         (request->sampling.tokens_max > 0 ? request->sampling.tokens_max : TOKENS_EXPECTED);
     *status = 429;
     *retry_after_s = 1;
-    if (stats->in_flight >= limits->in_flight_max ||
-        (limits->turns_max && !side &&
+    if ((limits->turns_max && !side &&
          stats->turns + session->turns_reserved >= limits->turns_max) ||
         (limits->tokens_max && stats->in_flight &&
          used + session->tokens_reserved + expected > limits->tokens_max))
-        return refuse(session, REFUSED_BUSY, err, ERR_CAPACITY,
-                      "too many calls of this rollout are in flight");
+        return refuse(session, REFUSED_BUSY, err, ERR_CAPACITY, TOO_MANY);
     stats->calls += !call->record.number;
     stats->in_flight++;
     session->tools_seen |= request->tool_count > 0;

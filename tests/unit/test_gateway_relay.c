@@ -452,6 +452,42 @@ TEST(bodies_that_are_too_large_or_no_model_calls_are_refused)
     world_end(&world);
 }
 
+/* Reading costs time that neighbours share: who asks nonsense for ever is stopped. */
+TEST(requests_that_are_no_calls_run_out_too)
+{
+    struct world world = {.upstream_answer = answer_completion};
+    world_start(&world);
+    world_model(&world);
+    for (int round = 0; round < 2; round++) {
+        struct gateway_limits limits = {.calls_max = round ? 0 : 1,
+                                        .body_bytes_max = round ? 100 : 0};
+        OWN(buf) struct buf nonsense = {0};
+        struct reply reply;
+        for (int i = 0; i < 90; i++)
+            buf_byte(&nonsense, '[');
+        world.exhausted = GATEWAY_FINE;
+        world.closed = false;
+        world_open(&world, (struct gateway_session_options){.limits = limits});
+        int most = round ? 36 : 11; /* 32 bodies of 100 bytes; ten times the calls there may be */
+        for (int i = 0; i < most; i++) {
+            EXPECT_INT(world.exhausted, GATEWAY_FINE);
+            agent_ask_at(&world, &reply, "/v1/chat/completions", buf_str(&nonsense));
+            reply_wait(&reply);
+            EXPECT_INT(reply.status, 400);
+            buf_deinit(&reply.body);
+        }
+        PUMP_UNTIL(&world, world.exhausted == GATEWAY_LIMIT);
+        agent_ask(&world, &reply, ASK);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 400);
+        EXPECT(strstr(buf_text(&reply.body), "no call"));
+        buf_deinit(&reply.body);
+        EXPECT_INT(world.upstream_calls, 0);
+        world_close_session(&world, 0);
+    }
+    world_end(&world);
+}
+
 /* ---------------------------------------------------------------- what the inlet is not */
 
 TEST(ways_out_are_refused_at_once_and_counted_by_host)
