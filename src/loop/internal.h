@@ -49,6 +49,7 @@ struct loop {
     struct loop_jobs inbox;   /* taken from the mailbox, run in batches */
     size_t inbox_done;        /* of `inbox`, how many ran */
     bool posts_pending;       /* a batch was full */
+    atomic_uint posting;      /* threads inside loop_post() */
 
     atomic_bool stopping;
     atomic_uint working; /* jobs at the workers whose `done` has not run yet */

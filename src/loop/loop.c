@@ -7,12 +7,13 @@
  *   Stopping a watch ends the generation, so an event of the same tick that came too late finds
  *   nothing, no matter whether the descriptor or the memory is in use again.
  * - A silent watch (events 0) is not in epoll at all, since epoll reports hangups unasked.
- * - Jobs that jobs add run in the next round, posted jobs at most POSTS_PER_TICK at a time; nothing
- *   can starve descriptors and timers.
+ * - Jobs that jobs add run in the next round, of which a tick has few, posted jobs at most
+ *   POSTS_PER_TICK at a time; nothing can starve descriptors and timers.
  * - The virtual clock moves only when no descriptor, job or worker has anything to say. */
 #include "internal.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -27,7 +28,8 @@
 enum {
     EVENTS_PER_TICK = 256,
     POSTS_PER_TICK = 1024,
-    MAILBOX_MAX = 1 << 24, /* more is a bug of ours */
+    DEFERRED_ROUNDS_MAX = 4, /* in one tick: each is a look at epoll less */
+    MAILBOX_MAX = 1 << 24,   /* more is a bug of ours */
     SETTLE_ROUNDS_MAX = 1000,
 };
 #define SLOT_NONE UINT32_MAX
@@ -75,16 +77,18 @@ static void wake(struct loop *loop)
 
 void loop_post(struct loop *loop, void (*run)(void *), void *argument)
 {
+    /* The job may end the loop before the descriptor was used: loop_free() waits for us. */
+    atomic_fetch_add(&loop->posting, 1);
     pthread_mutex_lock(&loop->mailbox_lock);
     CHECK(loop->mailbox.count < MAILBOX_MAX);
     loop_jobs_add(&loop->mailbox, run, argument);
     atomic_store(&loop->mail, true);
+    pthread_mutex_unlock(&loop->mailbox_lock);
     /* Only a loop that sleeps costs a system call; the loop says so before it looks at `mail` for
-     * the last time. Under the lock, so that a job which ends the loop cannot run before the
-     * descriptor was used. */
+     * the last time. Not under the lock, which is the first thing that the woken one wants. */
     if (atomic_load(&loop->asleep) && atomic_exchange(&loop->asleep, false))
         wake(loop);
-    pthread_mutex_unlock(&loop->mailbox_lock);
+    atomic_fetch_sub(&loop->posting, 1);
 }
 
 static bool inbox_refill(struct loop *loop)
@@ -178,6 +182,8 @@ void loop_free(struct loop *loop)
     if (!loop)
         return;
     (void)loop_settle(loop);
+    while (atomic_load(&loop->posting)) /* for as long as a system call takes */
+        (void)sched_yield();
     loop_timers_forget(loop);
     for (uint32_t i = 0; i < loop->slot_count; i++)
         if (loop->slots[i].watch)
@@ -284,7 +290,8 @@ void loop_once(struct loop *loop, int wait_ms_max)
             dispatch(loop, &events[i]);
     (void)run_posted(loop);
     loop_timers_run(loop);
-    (void)run_deferred(loop);
+    for (int round = 0; round < DEFERRED_ROUNDS_MAX && run_deferred(loop);)
+        round++;
     loop->in_tick = false;
 }
 

@@ -142,10 +142,10 @@ static int submit(void *context, const struct api_submit *order, size_t count,
                    order[i].task ? order[i].task : "-", STR_ARGS(order[i].inline_task),
                    order[i].group ? order[i].group : "-");
         snprintf(receipt->ids[i], ID_MAX, count == 1 ? "r-new" : "r-new%zu", i);
-        struct stored *stored = mem_alloc(sizeof *stored);
-        *stored = (struct stored){receipt->on_stored, receipt->context};
-        loop_post(world->loop, tell_stored, stored);
     }
+    struct stored *stored = mem_alloc(sizeof *stored);
+    *stored = (struct stored){receipt->on_stored, receipt->context};
+    loop_post(world->loop, tell_stored, stored);
     return 0;
 }
 

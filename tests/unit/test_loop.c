@@ -274,18 +274,70 @@ static void defer_more(void *argument)
     loop_defer(the_loop, note, (void *)2);
 }
 
-TEST(deferred_calls_run_when_the_tick_is_over_and_new_ones_in_the_next)
+TEST(deferred_calls_run_when_the_tick_is_over_and_new_ones_after_them)
 {
     struct loop *loop = start();
     loop_defer(loop, defer_more, (void *)1);
     EXPECT_INT(called, 0);
     loop_once(loop, -1);
-    EXPECT_INT(called, 1);
-    loop_once(loop, -1);
     EXPECT_INT(called, 2);
     loop_defer(loop, note, (void *)3);
     loop_free(loop);
     EXPECT_INT(called, 3);
+}
+
+static bool deferring;
+static void defer_again(void *argument)
+{
+    called++;
+    if (deferring)
+        loop_defer(the_loop, defer_again, argument);
+}
+
+static void stop_deferring(struct loop_timer *timer)
+{
+    (void)timer;
+    deferring = false;
+}
+
+TEST(a_deferred_call_that_defers_itself_starves_nobody)
+{
+    struct loop *loop = start();
+    struct loop_timer timer = {0};
+    deferring = true;
+    loop_timer_start(loop, &timer, 20, stop_deferring, NULL);
+    loop_defer(loop, defer_again, NULL);
+    loop_once(loop, -1);
+    int in_one_tick = called;
+    EXPECT(in_one_tick >= 1 && in_one_tick < 100);
+    while (deferring)
+        loop_once(loop, -1);
+    EXPECT(called > in_one_tick);
+    loop_free(loop);
+}
+
+static void end_loop(void *argument)
+{
+    loop_stop(argument);
+}
+
+/* The poster may still be inside loop_post() when its job has ended the loop. */
+static void *post_the_end(void *argument)
+{
+    loop_post(argument, end_loop, argument);
+    return NULL;
+}
+
+TEST(a_loop_may_be_freed_as_soon_as_a_posted_job_ended_it)
+{
+    for (int i = 0; i < 300; i++) {
+        struct loop *loop = loop_new(NULL);
+        pthread_t thread;
+        EXPECT_INT(pthread_create(&thread, NULL, post_the_end, loop), 0);
+        loop_run(loop);
+        loop_free(loop);
+        pthread_join(thread, NULL);
+    }
 }
 
 static atomic_int posted;
