@@ -531,7 +531,11 @@ void http_exchange_fate(struct http_exchange *exchange, void (*on_fate)(void *co
 size_t http_error_text(char *out, size_t size, int status, const char *why)
 {
     char body[256];
-    int body_size = snprintf(body, sizeof body, "{\"error\":{\"message\":\"%s\"}}\n", why);
+    /* Readable for the clients of all model protocols: this room knows none of them. */
+    int body_size = snprintf(body, sizeof body,
+                             "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":\"%s\","
+                             "\"code\":%d}}\n",
+                             status < 500 ? "invalid_request_error" : "server_error", why, status);
     int all = snprintf(out, size,
                        "HTTP/1.1 %d %s\r\nDate: %.*s\r\nContent-Type: application/json\r\n"
                        "Content-Length: %d\r\nConnection: close\r\n\r\n%s",

@@ -112,7 +112,7 @@ static void check_case(size_t i, bool byte_by_byte)
         test_fail(__FILE__, __LINE__, "%s%s: status %d, not %d; %d handled, not %d", cases[i].name,
                   byte_by_byte ? ", byte by byte" : "", status, cases[i].status, requests,
                   cases[i].handled);
-    if (status >= 400 && count_of(buf_str(&in), "{\"error\":{\"message\":\"") != 1)
+    if (status >= 400 && count_of(buf_str(&in), "{\"type\":\"error\",\"error\":{\"type\":\"") != 1)
         test_fail(__FILE__, __LINE__, "%s: no error body", cases[i].name);
     if (status >= 400 && count_of(buf_str(&in), "\r\nDate: ") != 1)
         test_fail(__FILE__, __LINE__, "%s: more than one answer", cases[i].name);
