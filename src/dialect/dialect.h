@@ -146,6 +146,7 @@ struct dialect_writer {
     int64_t created_s;
     bool usage; /* the client asked for it */
     bool begun;
+    bool refused; /* a piece was a refusal */
     uint32_t calls;
     bool open; /* protocols of blocks: one is open, of that kind and number */
     enum trace_delta_kind open_kind;

@@ -6,8 +6,11 @@
 #include "base/mem.h"
 #include "dialect/messages.h"
 
-static const char *stop_reason(enum trace_finish finish)
+/* A refusal is text with a stop reason of its own here. */
+static const char *stop_reason(enum trace_finish finish, bool refused)
 {
+    if (refused && finish != TRACE_FINISH_LENGTH && finish != TRACE_FINISH_TOOL_CALLS)
+        return "refusal";
     switch (finish) {
     case TRACE_FINISH_LENGTH:
         return "max_tokens";
@@ -95,7 +98,10 @@ void messages_write_answer(const struct trace_request *request, const struct tra
     json_set_str(&json, "model", answer->model.data ? answer->model : request->model);
     json_key(&json, "content");
     write_content(&answer->message, &json);
-    json_set_text(&json, "stop_reason", stop_reason(answer->finish));
+    bool refused = false;
+    for (size_t i = 0; i < answer->message.part_count; i++)
+        refused |= answer->message.parts[i].kind == TRACE_PART_REFUSAL;
+    json_set_text(&json, "stop_reason", stop_reason(answer->finish, refused));
     json_set_null(&json, "stop_sequence");
     json_key(&json, "usage");
     write_usage(&answer->usage, &json);
@@ -209,7 +215,8 @@ void messages_write_delta(struct dialect_writer *writer, const struct trace_delt
         write_piece(writer, "thinking_delta", "thinking", delta->text, out);
         return;
     case TRACE_DELTA_TEXT:
-    case TRACE_DELTA_REFUSAL: /* a refusal is text with another stop reason here */
+    case TRACE_DELTA_REFUSAL:
+        writer->refused |= delta->kind == TRACE_DELTA_REFUSAL;
         if (!writer->open ||
             (writer->open_kind != TRACE_DELTA_TEXT && writer->open_kind != TRACE_DELTA_REFUSAL))
             begin_block(writer, delta, out);
@@ -226,7 +233,7 @@ void messages_write_finish(struct dialect_writer *writer, enum trace_finish fini
     struct json_writer json = begin_event("message_delta", out);
     json_key(&json, "delta");
     json_begin_object(&json);
-    json_set_text(&json, "stop_reason", stop_reason(finish));
+    json_set_text(&json, "stop_reason", stop_reason(finish, writer->refused));
     json_set_null(&json, "stop_sequence");
     json_end_object(&json);
     json_key(&json, "usage");

@@ -485,6 +485,54 @@ TEST(namespaced_and_custom_tools_come_back_as_the_agent_declared_them)
     EXPECT(str_find(buf_str(&out), STR("\"input\":\"*** Begin\"")) > 0);
 }
 
+/* How an answer ended, in each protocol's own words. */
+TEST(ends_and_refusals_have_the_words_of_each_dialect)
+{
+    static const struct trace_part said = {.kind = TRACE_PART_TEXT, .text = {"x", 1}};
+    static const struct trace_part refused = {.kind = TRACE_PART_REFUSAL, .text = {"no", 2}};
+    static const struct {
+        const struct dialect *dialect;
+        enum trace_finish finish;
+        bool refusal;
+        const char *words;
+    } rows[] = {
+        {&dialect_chat, TRACE_FINISH_LENGTH, false, "\"finish_reason\":\"length\""},
+        {&dialect_chat, TRACE_FINISH_CONTENT_FILTER, false, "\"finish_reason\":\"content_filter\""},
+        {&dialect_chat, TRACE_FINISH_STOP, true, "\"refusal\":\"no\""},
+        {&dialect_completions, TRACE_FINISH_LENGTH, false, "\"finish_reason\":\"length\""},
+        {&dialect_messages, TRACE_FINISH_LENGTH, false, "\"stop_reason\":\"max_tokens\""},
+        {&dialect_messages, TRACE_FINISH_CONTENT_FILTER, false, "\"stop_reason\":\"refusal\""},
+        {&dialect_messages, TRACE_FINISH_STOP, true, "\"stop_reason\":\"refusal\""},
+        {&dialect_messages, TRACE_FINISH_STOP, false, "\"stop_reason\":\"end_turn\""},
+        {&dialect_responses, TRACE_FINISH_LENGTH, false, "\"reason\":\"max_output_tokens\""},
+        {&dialect_responses, TRACE_FINISH_CONTENT_FILTER, false, "\"reason\":\"content_filter\""},
+        {&dialect_responses, TRACE_FINISH_STOP, true, "\"type\":\"refusal\",\"refusal\":\"no\""},
+        {&dialect_google, TRACE_FINISH_LENGTH, false, "\"finishReason\":\"MAX_TOKENS\""},
+        {&dialect_google, TRACE_FINISH_CONTENT_FILTER, false, "\"finishReason\":\"SAFETY\""},
+        {&dialect_google, TRACE_FINISH_STOP, true, "\"text\":\"no\""},
+    };
+    struct trace_request request = make_request();
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        struct trace_answer answer = {.id = STR("r"),
+                                      .model = STR("m"),
+                                      .message = {.role = TRACE_ASSISTANT,
+                                                  .parts = rows[i].refusal ? &refused : &said,
+                                                  .part_count = 1},
+                                      .finish = rows[i].finish};
+        OWN(buf) struct buf whole = {0};
+        OWN(buf) struct buf stream = {0};
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        dialect_write_answer(rows[i].dialect, &request, &answer, &whole);
+        dialect_writer_init(&writer, rows[i].dialect, &request, answer.id, answer.model, 1);
+        dialect_writer_answer(&writer, &answer, 0, &stream);
+        dialect_writer_finish(&writer, answer.finish, NULL, &stream);
+        if (str_find(buf_str(&whole), str_of(rows[i].words)) < 0 ||
+            str_find(buf_str(&stream), str_of(rows[i].words)) < 0)
+            test_fail(__FILE__, __LINE__, "%s: %s is not in\n%s\n%s", dialect_name(rows[i].dialect),
+                      rows[i].words, buf_text(&whole), buf_text(&stream));
+    }
+}
+
 TEST(custom_tools_of_chat_completions_come_back_as_declared)
 {
     static const char body[] =
