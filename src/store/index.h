@@ -44,5 +44,11 @@ struct index {
 
 int index_error(struct index *index, struct err *err);
 void index_bind(sqlite3_stmt *statement, int at, struct str text);
+/* NULL: it failed. */
+sqlite3_stmt *index_prepare(struct index *index, const char *text, struct err *err);
+/* Every row, until on_row has had enough; ends the statement. Returns how many there were. */
+int index_each(struct index *index, sqlite3_stmt *statement,
+               bool (*on_row)(void *context, sqlite3_stmt *statement), void *context,
+               struct err *err);
 
 #endif

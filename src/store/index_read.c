@@ -26,7 +26,7 @@ static void bind_text(sqlite3_stmt *statement, int at, const char *text)
     index_bind(statement, at, str_of(text));
 }
 
-static sqlite3_stmt *prepare(struct index *index, const char *text, struct err *err)
+sqlite3_stmt *index_prepare(struct index *index, const char *text, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
     if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
@@ -34,10 +34,9 @@ static sqlite3_stmt *prepare(struct index *index, const char *text, struct err *
     return statement;
 }
 
-/* Every row, until on_row has had enough; ends the statement. Returns how many there were. */
-static int each_row(struct index *index, sqlite3_stmt *statement,
-                    bool (*on_row)(void *context, sqlite3_stmt *statement), void *context,
-                    struct err *err)
+int index_each(struct index *index, sqlite3_stmt *statement,
+               bool (*on_row)(void *context, sqlite3_stmt *statement), void *context,
+               struct err *err)
 {
     int code, count = 0;
     bool more = true;
@@ -172,7 +171,7 @@ int index_list_rollouts(struct index *index, const struct store_query *query,
     OWN(buf) struct buf text = {0};
     size_t limit = query->limit ? query->limit : LIMIT_DEFAULT;
     write_list(query, &text);
-    sqlite3_stmt *statement = prepare(index, buf_text(&text), err);
+    sqlite3_stmt *statement = index_prepare(index, buf_text(&text), err);
     if (!statement)
         return -1;
     const char *values[] = {query->run,   query->stage, query->fate,   query->task,
@@ -184,7 +183,7 @@ int index_list_rollouts(struct index *index, const struct store_query *query,
         sqlite3_bind_int64(statement, 9, (int64_t)query->done_before_ms);
     sqlite3_bind_int64(statement, 10, (int64_t)(limit < LIMIT_MAX ? limit : LIMIT_MAX));
     struct rollouts wanted = {index, on_row, context};
-    return each_row(index, statement, give_rollout, &wanted, err) < 0 ? -1 : 0;
+    return index_each(index, statement, give_rollout, &wanted, err) < 0 ? -1 : 0;
 }
 
 struct found {
@@ -209,12 +208,12 @@ int index_get_rollout(struct index *index, const char *id,
                                " (?1 <> '' AND id > ?1 AND id < ?1 || '~' AND NOT EXISTS"
                                " (SELECT 1 FROM rollouts WHERE id = ?1))";
     static const char get[] = "SELECT " ROLLOUT_COLUMNS " FROM rollouts WHERE id = ?1";
-    sqlite3_stmt *statement = prepare(index, find, err);
+    sqlite3_stmt *statement = index_prepare(index, find, err);
     if (!statement)
         return -1;
     bind_text(statement, 1, id);
     struct found found = {0};
-    int rows = each_row(index, statement, note_found, &found, err);
+    int rows = index_each(index, statement, note_found, &found, err);
     OWN(mem) char *full = found.id;
     if (rows < 0)
         return -1;
@@ -222,11 +221,11 @@ int index_get_rollout(struct index *index, const char *id,
         return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
     if (found.count > 1)
         return err_set(err, ERR_CONFLICT, "'%s' fits %lld rollouts", id, (long long)found.count);
-    if (!(statement = prepare(index, get, err)))
+    if (!(statement = index_prepare(index, get, err)))
         return -1;
     bind_text(statement, 1, full);
     struct rollouts wanted = {index, on_row, context};
-    rows = each_row(index, statement, give_rollout, &wanted, err);
+    rows = index_each(index, statement, give_rollout, &wanted, err);
     if (rows == 0) /* it went in between */
         return err_set(err, ERR_NOT_FOUND, "there is no rollout '%s'", id);
     return rows < 0 ? -1 : 0;
@@ -262,12 +261,12 @@ int index_list_calls(struct index *index, const char *rollout_id,
     static const char text[] =
         "SELECT id, rollout_id, state, number, status, prompt_tokens, completion_tokens, intent_ms,"
         " entry_ms, deliveries FROM calls WHERE rollout_id = ?1 ORDER BY number, id";
-    sqlite3_stmt *statement = prepare(index, text, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;
     bind_text(statement, 1, rollout_id);
     struct calls wanted = {on_row, context};
-    return each_row(index, statement, give_call, &wanted, err) < 0 ? -1 : 0;
+    return index_each(index, statement, give_call, &wanted, err) < 0 ? -1 : 0;
 }
 
 static bool note_place(void *context, sqlite3_stmt *statement)
@@ -283,12 +282,12 @@ int index_find_call(struct index *index, const char *call_id, struct index_place
                     struct err *err)
 {
     static const char text[] = "SELECT segment, place FROM calls WHERE id = ?1";
-    sqlite3_stmt *statement = prepare(index, text, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;
     *out = (struct index_place){0};
     bind_text(statement, 1, call_id);
-    if (each_row(index, statement, note_place, out, err) < 0)
+    if (index_each(index, statement, note_place, out, err) < 0)
         return -1;
     return out->segment[0]
                ? 0
@@ -304,12 +303,12 @@ static bool note_number(void *context, sqlite3_stmt *statement)
 int index_number(struct index *index, const char *text, const char *name, long long *out,
                  struct err *err)
 {
-    sqlite3_stmt *statement = prepare(index, text, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;
     if (name)
         bind_text(statement, 1, name);
-    return each_row(index, statement, note_number, out, err);
+    return index_each(index, statement, note_number, out, err);
 }
 
 static bool note_text(void *context, sqlite3_stmt *statement)
@@ -322,12 +321,12 @@ static bool note_text(void *context, sqlite3_stmt *statement)
 int index_text(struct index *index, const char *text, const char *name, struct buf *out,
                struct err *err)
 {
-    sqlite3_stmt *statement = prepare(index, text, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;
     if (name)
         bind_text(statement, 1, name);
-    return each_row(index, statement, note_text, out, err);
+    return index_each(index, statement, note_text, out, err);
 }
 
 static bool note_key(void *context, sqlite3_stmt *statement)
@@ -345,11 +344,11 @@ int index_find_key(struct index *index, const char *key, struct store_key *out, 
     static const char text[] =
         "SELECT id, key_hash, 0 FROM rollouts WHERE key = ?1 UNION ALL"
         " SELECT id, key_hash, 1 FROM groups WHERE key = ?1 ORDER BY id DESC LIMIT 1";
-    sqlite3_stmt *statement = prepare(index, text, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;
     bind_text(statement, 1, key);
-    return each_row(index, statement, note_key, out, err);
+    return index_each(index, statement, note_key, out, err);
 }
 
 /* ---------------------------------------------------------------- groups */
@@ -395,7 +394,7 @@ int index_list_groups(struct index *index, const struct store_query *query,
         if (filters[i].value)
             buf_str_append(&text, str_of(filters[i].condition));
     buf_format(&text, " ORDER BY id %s LIMIT ?5", oldest_first ? "ASC" : "DESC");
-    sqlite3_stmt *statement = prepare(index, buf_text(&text), err);
+    sqlite3_stmt *statement = index_prepare(index, buf_text(&text), err);
     if (!statement)
         return -1;
     for (size_t i = 0; i < COUNT(filters); i++)
@@ -403,7 +402,7 @@ int index_list_groups(struct index *index, const struct store_query *query,
             bind_text(statement, (int)i + 1, filters[i].value);
     sqlite3_bind_int64(statement, 5, (int64_t)(limit < LIMIT_MAX ? limit : LIMIT_MAX));
     struct groups wanted = {on_row, context};
-    return each_row(index, statement, give_group, &wanted, err) < 0 ? -1 : 0;
+    return index_each(index, statement, give_group, &wanted, err) < 0 ? -1 : 0;
 }
 
 struct sums {
@@ -430,12 +429,12 @@ int index_sum_group(struct index *index, const char *id,
 {
     static const char text[] = "SELECT fate, count(*), count(reward), total(reward)"
                                " FROM rollouts WHERE grp = ?1 GROUP BY fate";
-    sqlite3_stmt *statement = prepare(index, text, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;
     bind_text(statement, 1, id);
     struct sums wanted = {on_fate, context};
-    return each_row(index, statement, give_sum, &wanted, err) < 0 ? -1 : 0;
+    return index_each(index, statement, give_sum, &wanted, err) < 0 ? -1 : 0;
 }
 
 uint64_t index_open_calls(struct index *index)

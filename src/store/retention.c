@@ -75,6 +75,18 @@ void store_empty_trash(struct store *store)
 /* ---------------------------------------------------------------- which ones */
 #define DONE "fate IS NOT NULL AND ifnull(callback_state, '') <> 'pending'"
 
+struct excess {
+    long long bytes, count;
+};
+
+static bool take_excess(void *context, sqlite3_stmt *statement)
+{
+    struct excess *excess = context;
+    excess->bytes -= sqlite3_column_int64(statement, 0);
+    excess->count++;
+    return excess->bytes > 0;
+}
+
 /* How many of the oldest have to go so that no more than `count_max` stay, and `bytes_max` bytes.
  */
 static int count_excess(struct index *index, const struct store_retention *rules, long long *out,
@@ -93,50 +105,52 @@ static int count_excess(struct index *index, const struct store_retention *rules
     if (index_number(index, "SELECT ifnull(sum(bytes), 0) FROM rollouts WHERE fate IS NOT NULL",
                      NULL, &bytes, err) < 0)
         return -1;
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db,
-                           "SELECT ifnull(bytes, 0) FROM rollouts WHERE fate IS NOT NULL"
-                           " ORDER BY done_ms, id",
-                           -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
-    long long needed = 0;
-    while (bytes > (long long)rules->bytes_max && sqlite3_step(statement) == SQLITE_ROW) {
-        bytes -= sqlite3_column_int64(statement, 0);
-        needed++;
-    }
-    sqlite3_finalize(statement);
+    struct excess excess = {.bytes = bytes - (long long)rules->bytes_max};
+    if (excess.bytes <= 0)
+        return 0;
+    sqlite3_stmt *statement =
+        index_prepare(index,
+                      "SELECT ifnull(bytes, 0) FROM rollouts WHERE fate IS NOT NULL"
+                      " ORDER BY done_ms, id",
+                      err);
+    if (!statement || index_each(index, statement, take_excess, &excess, err) < 0)
+        return -1;
+    long long needed = excess.count;
     if (needed > *out)
         *out = needed;
     return 0;
 }
 
-static int list_expired(struct index *index, const struct store_retention *rules, long long excess,
-                        size_t limit,
-                        bool (*on_row)(void *context, const char *id, const char *dir,
-                                       uint64_t bytes),
-                        void *context, struct err *err)
+struct expired {
+    const struct store_retention *rules;
+    uint64_t now;
+    long long excess;
+    bool (*on_row)(void *context, const char *id, const char *dir, uint64_t bytes);
+    void *context;
+};
+
+static bool give_expired(void *context, sqlite3_stmt *statement)
+{
+    struct expired *expired = context;
+    uint64_t done_ms = (uint64_t)sqlite3_column_int64(statement, 3);
+    bool old = expired->rules->age_ms && done_ms + expired->rules->age_ms < expired->now;
+    if (!old && expired->excess <= 0)
+        return false;
+    expired->excess--;
+    return expired->on_row(expired->context, (const char *)sqlite3_column_text(statement, 0),
+                           (const char *)sqlite3_column_text(statement, 1),
+                           (uint64_t)sqlite3_column_int64(statement, 2));
+}
+
+static int list_expired(struct index *index, struct expired *expired, size_t limit, struct err *err)
 {
     static const char text[] = "SELECT id, dir, ifnull(bytes, 0), done_ms FROM rollouts WHERE " DONE
                                " ORDER BY done_ms, id LIMIT ?1";
-    uint64_t now = clock_wall_ms();
-    sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    sqlite3_stmt *statement = index_prepare(index, text, err);
+    if (!statement)
+        return -1;
     sqlite3_bind_int64(statement, 1, (int64_t)limit);
-    int code;
-    bool more = true;
-    while (more && (code = sqlite3_step(statement)) == SQLITE_ROW) {
-        uint64_t done_ms = (uint64_t)sqlite3_column_int64(statement, 3);
-        bool old = rules->age_ms && done_ms + rules->age_ms < now;
-        if (!old && excess <= 0)
-            break;
-        excess--;
-        more = on_row(context, (const char *)sqlite3_column_text(statement, 0),
-                      (const char *)sqlite3_column_text(statement, 1),
-                      (uint64_t)sqlite3_column_int64(statement, 2));
-    }
-    sqlite3_finalize(statement);
-    return 0;
+    return index_each(index, statement, give_expired, expired, err) < 0 ? -1 : 0;
 }
 
 int store_list_expired(struct store *store, const struct store_retention *rules, size_t limit,
@@ -145,7 +159,8 @@ int store_list_expired(struct store *store, const struct store_retention *rules,
                        void *context, struct err *err)
 {
     OWN(mem) char *path = mem_format("%s/index.sqlite", store_home(store));
-    long long excess = 0;
+    struct expired expired = {
+        .rules = rules, .now = clock_wall_ms(), .on_row = on_row, .context = context};
     if (!file_exists(path))
         return 0;
     if (store_reader(store, true)) /* brought up to date */
@@ -154,49 +169,66 @@ int store_list_expired(struct store *store, const struct store_retention *rules,
     struct index *index = index_open(store_home(store), false, err);
     if (!index)
         return -1;
-    int result = count_excess(index, rules, &excess, err);
+    int result = count_excess(index, rules, &expired.excess, err);
     if (result == 0)
-        result = list_expired(index, rules, excess, limit, on_row, context, err);
+        result = list_expired(index, &expired, limit, err);
     index_close(index);
     return result;
 }
 
 /* ---------------------------------------------------------------- groups without rollouts */
+struct keeping {
+    struct store *store;
+    struct err *err;
+    bool failed;
+};
+
+static bool drop_group(void *context, sqlite3_stmt *statement)
+{
+    struct keeping *keeping = context;
+    const char *id = (const char *)sqlite3_column_text(statement, 0);
+    OWN(mem) char *dir = mem_format("%s/groups/%s", store_home(keeping->store), id);
+    if (!strchr(id, '/') && id[0] != '.')
+        (void)file_remove_tree(dir, NULL); /* the log of its preparation */
+    keeping->failed = store_put_note(keeping->store, NULL, "deleted", "group", id, NULL, NULL, NULL,
+                                     keeping->err) < 0;
+    return !keeping->failed;
+}
+
 static int drop_empty_groups(struct store *store, struct index *index, struct err *err)
 {
     static const char text[] = "SELECT id FROM groups WHERE NOT EXISTS"
                                " (SELECT 1 FROM rollouts WHERE grp = groups.id) LIMIT 10000";
-    sqlite3_stmt *statement = NULL;
-    int result = 0;
-    if (sqlite3_prepare_v2(index->db, text, -1, &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
-    while (result == 0 && sqlite3_step(statement) == SQLITE_ROW) {
-        const char *id = (const char *)sqlite3_column_text(statement, 0);
-        OWN(mem) char *dir = mem_format("%s/groups/%s", store_home(store), id);
-        if (!strchr(id, '/') && id[0] != '.')
-            (void)file_remove_tree(dir, NULL); /* the log of its preparation */
-        result = store_put_note(store, NULL, "deleted", "group", id, NULL, NULL, NULL, err);
-    }
-    sqlite3_finalize(statement);
-    return result;
+    struct keeping keeping = {.store = store, .err = err};
+    sqlite3_stmt *statement = index_prepare(index, text, err);
+    if (!statement || index_each(index, statement, drop_group, &keeping, err) < 0)
+        return -1;
+    return keeping.failed ? -1 : 0;
 }
 
 /* ---------------------------------------------------------------- segments */
+static bool keep_fact(void *context, sqlite3_stmt *statement)
+{
+    struct keeping *keeping = context;
+    const char *name = (const char *)sqlite3_column_text(statement, 0);
+    struct str value = str_of((const char *)sqlite3_column_text(statement, 1));
+    keeping->failed = store_keep_fact(keeping->store, name, value, keeping->err) < 0;
+    return !keeping->failed;
+}
+
 /* Facts are few and outlive everything: those that stand in the oldest segment are written once
  * more, and are out of the way the next time. */
 static int move_facts(struct store *store, struct index *index, const char *oldest, struct err *err)
 {
-    sqlite3_stmt *statement = NULL;
-    int result = 0;
-    if (sqlite3_prepare_v2(index->db, "SELECT name, value FROM facts WHERE segment <= ?1", -1,
-                           &statement, NULL) != SQLITE_OK)
-        return index_error(index, err);
+    struct keeping keeping = {.store = store, .err = err};
+    sqlite3_stmt *statement =
+        index_prepare(index, "SELECT name, value FROM facts WHERE segment <= ?1", err);
+    if (!statement)
+        return -1;
     index_bind(statement, 1, str_of(oldest));
-    while (result == 0 && sqlite3_step(statement) == SQLITE_ROW)
-        result = store_keep_fact(store, (const char *)sqlite3_column_text(statement, 0),
-                                 str_of((const char *)sqlite3_column_text(statement, 1)), err);
-    sqlite3_finalize(statement);
-    return result;
+    if (index_each(index, statement, keep_fact, &keeping, err) < 0)
+        return -1;
+    return keeping.failed ? -1 : 0;
 }
 
 /* The name of the oldest segment something stands in; "" when nothing does. */

@@ -343,6 +343,35 @@ TEST(a_fact_that_is_written_again_does_not_undo_a_newer_one)
     end();
 }
 
+/* A segment that holds nothing but a fact goes, the fact stays; it is written again only for that.
+ */
+TEST(a_fact_moves_out_of_a_segment_that_nothing_else_needs)
+{
+    begin();
+    put_fact("1");
+    uint64_t count = 0, bytes = 0;
+    struct store_counts before, after;
+    store_counts(store, &before);
+    EXPECT_INT(store_drop_segments(store, &count, &bytes, NULL), 0);
+    put_stage("queued");
+    store_counts(store, &after);
+    EXPECT_INT(after.committed - before.committed, 1);
+    store_close(store);
+    store = store_open(home, NULL);
+    put_stage("running");
+    EXPECT_INT(store_drop_segments(store, &count, &bytes, NULL), 0);
+    EXPECT_INT(count, 0);
+    put_stage("done"); /* behind the fact */
+    EXPECT_INT(store_drop_segments(store, &count, &bytes, NULL), 0);
+    EXPECT_INT(count, 1);
+    EXPECT(bytes > 0);
+    expect_fact("1");
+    index_anew();
+    expect_fact("1");
+    expect_stage("done");
+    end();
+}
+
 static bool note_call(void *context, const struct store_call *row)
 {
     *(struct store_call *)context = *row;
