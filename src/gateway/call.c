@@ -17,8 +17,6 @@
 #include "gateway/inner.h"
 #include "store/store.h"
 
-#define ARENA_BYTES_MAX ((size_t)512 << 20)
-
 static void on_intent(void *context, const struct err *err)
 {
     struct call *call = context;
@@ -75,27 +73,22 @@ void call_begin(struct gateway_session *session, struct http_exchange *exchange,
                 const struct dialect *dialect, struct body *body, bool vf)
 {
     struct gateway *gateway = session->gateway;
-    struct call *call = mem_zero(sizeof *call);
+    struct call *call = call_new(session);
     struct err err = {0}, api_err = {0};
     struct retry_key key;
-    call->session = session;
-    call->gateway = gateway;
     call->body = body;
     call->vf = vf;
     call_canonical(call);
     skim_digest(call);
     if (retry_answer(session, exchange, dialect, call->body, &key)) {
         body_unref(call->body);
-        arena_deinit(&call->arena);
-        free(call);
+        call_keep(call);
         return;
     }
     struct dialect_route route =
         vf ? (struct dialect_route){.kind = DIALECT_ROUTE_CALL, .dialect = dialect}
            : dialect_find_route(http_exchange_method(exchange), session_path(session, exchange));
     call->dialect = dialect;
-    call->arena.bytes_max = call->request_arena.bytes_max = ARENA_BYTES_MAX;
-    list_init(&call->others);
     list_append(&session->calls, &call->node);
     int status = 400;
     uint32_t retry_after_s = 0;

@@ -25,15 +25,13 @@ void call_free(void *argument)
     call_stop_writing(call);
     request_over(call);
     skim_forget(call, true);
-    arena_deinit(&call->arena);
     body_unref(call->body);
     buf_deinit(&call->rewritten);
     prefix_deinit(&call->prefix);
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
     pile_deinit(&call->sent);
-    list_remove(&call->node);
-    free(call);
+    call_keep(call);
     session_call_gone(session);
 }
 

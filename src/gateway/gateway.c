@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "gateway/inner.h"
 
-#define TEXT_KEPT (64u << 10)
+#define TEXT_KEPT (256u << 10)
 
 /* The name of each mode, and the older name it is also known by. */
 static const struct {
@@ -54,6 +54,7 @@ struct gateway *gateway_new(struct loop *loop, const struct gateway_options *opt
     gateway->store = options ? options->store : NULL;
     gateway->gate = options ? options->gate : NULL;
     list_init(&gateway->clients);
+    list_init(&gateway->spare_calls);
     return gateway;
 }
 
@@ -71,6 +72,7 @@ void gateway_free(struct gateway *gateway)
     dialect_scratch_deinit(&gateway->scratch);
     buf_deinit(&gateway->gathered);
     buf_deinit(&gateway->text);
+    call_free_spares(gateway);
     arena_deinit(&gateway->spare_arena);
     json_doc_deinit(&gateway->spare_doc);
     free(gateway);

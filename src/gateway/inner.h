@@ -316,8 +316,10 @@ struct gateway {
     struct list clients;
     size_t remembered_bytes; /* of answers, over all sessions: retry.c */
     struct dialect_scratch scratch;
-    struct buf gathered;      /* of a piece that is being read: what goes on to the agent */
-    struct buf text;          /* gateway_text() */
+    struct buf gathered;     /* of a piece that is being read: what goes on to the agent */
+    struct buf text;         /* gateway_text() */
+    struct list spare_calls; /* call_memory.c */
+    size_t spare_call_count;
     size_t kept_bytes;        /* of requests of calls that wait: hold_request.c */
     struct arena spare_arena; /* memory of requests that are forgotten, for the next one */
     struct json_doc spare_doc;
@@ -596,6 +598,11 @@ struct call_other {
     bool begun;
 };
 
+/* --- call_memory.c */
+struct call *call_new(struct gateway_session *session);
+void call_keep(struct call *call); /* it is over, and holds nothing but its arenas */
+void call_free_spares(struct gateway *gateway);
+/* --- call.c */
 /* The route was found and the body is there, which is the call's from now on. Answers in every
  * case. `vf`: the answer is wrapped by vf_model_wrap(). */
 void call_begin(struct gateway_session *session, struct http_exchange *exchange,

@@ -21,6 +21,7 @@
 #define NODES_MAX (4u << 20)
 #define PIECE ((size_t)4 << 10)
 #define SPARE_BYTES_MAX ((size_t)256 << 10)
+#define SMALL_BYTES_MAX ((size_t)8 << 10)
 
 /* ---------------------------------------------------------------- bodies */
 
@@ -151,7 +152,8 @@ static int read_request(struct call *call, const struct dialect_route *route,
 static void take_memory(struct call *call)
 {
     struct gateway *gateway = call->session->gateway;
-    if (!call->request_arena.blocks && !call->request_arena.spare) {
+    if (!call->request_arena.blocks && gateway->spare_arena.spare) {
+        arena_deinit(&call->request_arena); /* of little use here */
         call->request_arena.spare = gateway->spare_arena.spare;
         gateway->spare_arena.spare = NULL;
     }
@@ -228,12 +230,14 @@ void request_whole(struct call *call)
 void skim_forget(struct call *call, bool all)
 {
     struct gateway *gateway = call->session->gateway;
-    arena_recycle(&call->request_arena, SPARE_BYTES_MAX);
-    if (!gateway->spare_arena.spare) {
-        gateway->spare_arena.spare = call->request_arena.spare;
-        call->request_arena.spare = NULL;
+    if (!all || arena_room(&call->request_arena) > SMALL_BYTES_MAX) { /* else: call_memory.c */
+        arena_recycle(&call->request_arena, SPARE_BYTES_MAX);
+        if (!gateway->spare_arena.spare) {
+            gateway->spare_arena.spare = call->request_arena.spare;
+            call->request_arena.spare = NULL;
+        }
+        arena_deinit(&call->request_arena);
     }
-    arena_deinit(&call->request_arena);
     bool keep_tape = call->tape_moved && !all;
     if (!keep_tape && !gateway->spare_doc.nodes &&
         call->doc.capacity * JSON_NODE_BYTES <= SPARE_BYTES_MAX) {
