@@ -568,9 +568,8 @@ struct call {
     bool parent_known, committed;
     uint64_t parent_clock;
     size_t parent_bytes; /* that the bodies share at the front */
-    uint64_t *hashes;    /* of the messages; NULL: not known yet */
-    bool hashed;         /* all of them; else those that are blank */
-    uint64_t tools_hash; /* 0: not known yet, or there are none */
+    uint64_t *hashes;    /* of the messages; NULL: not read yet */
+    uint64_t tools_hash; /* 0: there are none */
     bool plain;          /* struct hold_view of the call it was skimmed from was known */
     uint32_t request_depth, prompt_depth;
     struct retry_key key;
@@ -681,6 +680,9 @@ void lineage_deinit(struct lineage *lineage);
 /* The remembered call whose body has the most in common with this one from the front; NULL: none
  * has a single byte. */
 const struct ancestor *lineage_parent(struct call *call, size_t *shared);
+/* Hashes what of call->request was read, while it is at hand: once, however often it is compared.
+ */
+void lineage_hash(struct call *call);
 /* How many messages of the call, from the front, its parent had and a trainer may see as they are.
  */
 size_t lineage_plain(const struct call *call);

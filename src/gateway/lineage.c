@@ -50,11 +50,10 @@ static uint64_t message_hash(const struct trace_message *message)
 }
 
 /* 0: there are none. */
-static uint64_t hash_tools(struct call *call)
+static uint64_t tools_hash(const struct trace_request *request)
 {
-    const struct trace_request *request = &call->request;
-    if (call->tools_hash || !request->tool_count)
-        return call->tools_hash;
+    if (!request->tool_count)
+        return 0;
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
     for (size_t i = 0; i < request->tool_count; i++) {
@@ -65,8 +64,7 @@ static uint64_t hash_tools(struct call *call)
         hash_str(&state, tool->space);
         XXH3_64bits_update(&state, &tool->custom, sizeof tool->custom);
     }
-    call->tools_hash = XXH3_64bits_digest(&state);
-    return call->tools_hash;
+    return XXH3_64bits_digest(&state);
 }
 
 static size_t shared_bytes(struct str a, struct str b)
@@ -154,18 +152,14 @@ size_t lineage_plain(const struct call *call)
     return call->skim.blank != call->skim.blank_end && call->plain ? call->skim.known : 0;
 }
 
-/* Each message is hashed once, however often it is compared. */
-static void hash_messages(struct call *call)
+void lineage_hash(struct call *call)
 {
     const struct trace_request *request = &call->request;
-    if (call->hashed)
-        return;
-    if (!call->hashes)
-        call->hashes = mem_alloc(request->message_count * sizeof *call->hashes + 1);
     for (size_t i = 0; i < request->message_count; i++)
         if (i < call->skim.blank || i >= call->skim.blank_end)
             call->hashes[i] = message_hash(&request->messages[i]);
-    call->hashed = true;
+    if (!call->skim.tools_blank)
+        call->tools_hash = tools_hash(request);
 }
 
 /* When little is shared from the front on (a date in the system prompt), the request is pieces of
@@ -177,7 +171,6 @@ static const struct ancestor *find_alike(struct call *call, const struct ancesto
     *most = 0;
     if (call->parent_bytes >= call->body->bytes.size / 2)
         return parent;
-    hash_messages(call);
     for (const struct ancestor *at = next_oldest(lineage, UINT64_MAX); at;
          at = next_oldest(lineage, at->age)) {
         size_t same = 0;
@@ -223,7 +216,6 @@ static size_t shared_messages(const struct ancestor *parent, struct call *call)
     size_t count = 0, max = call->request.message_count;
     if (parent->message_count < max)
         max = parent->message_count;
-    hash_messages(call);
     while (count < max && parent->hashes[count] == call->hashes[count])
         count++;
     return count;
@@ -243,7 +235,7 @@ void lineage_line(struct call *call, struct buf *out)
         size_t shared = shared_messages(parent, call);
         record.parent = parent->call_id;
         record.shared_messages = (uint32_t)shared;
-        record.shared_tools = request.tool_count && hash_tools(call) == parent->tools;
+        record.shared_tools = request.tool_count && call->tools_hash == parent->tools;
         if (shared < call->skim.blank_end || (call->skim.tools_blank && !record.shared_tools)) {
             request_whole(call);
             request = call->request;
@@ -279,7 +271,7 @@ const struct ancestor *lineage_continued(struct call *call, size_t *messages)
         size_t count = at->message_count;
         if (!at->answered || !at->ids.size || call->request.message_count <= count + 1)
             continue;
-        if (shared_messages(at, call) < count || at->tools != hash_tools(call))
+        if (shared_messages(at, call) < count || at->tools != call->tools_hash)
             continue;
         if (call->skim.blank < call->skim.blank_end && count < call->skim.blank_end)
             request_whole(call);
@@ -353,9 +345,8 @@ void lineage_add(struct call *call)
     memcpy(place->call_id, call->record.id, sizeof place->call_id);
     place->request_depth = call->request_depth;
     place->prompt_depth = call->prompt_depth;
-    place->tools = hash_tools(call);
+    place->tools = call->tools_hash;
     place->message_count = request->message_count;
-    hash_messages(call);
     place->hashes = TAKE(call->hashes);
     keep_skim(call, place);
     if (!answer || !answer->prompt_id_count)

@@ -195,17 +195,19 @@ int skim_read(struct call *call, const struct dialect_route *route, struct err *
     if (read_request(call, route, parent, shared, err) < 0)
         return -1;
     const struct dialect_skim *skim = &call->skim;
-    free(call->hashes);
-    call->hashes = NULL;
-    call->hashed = false;
-    call->tools_hash = skim->tools_blank ? parent->tools : 0;
-    if (skim->blank == skim->blank_end)
-        return 0;
-    call->plain = parent->plain;
+    if (skim->blank < skim->blank_end)
+        call->plain = parent->plain;
+    if (call->hashes)
+        return 0; /* it was forgotten and is read again */
+    call->hashes = mem_alloc(call->request.message_count * sizeof *call->hashes + 1);
+    if (skim->tools_blank)
+        call->tools_hash = parent->tools;
     /* The same bytes are the same messages. */
-    call->hashes = mem_alloc(call->request.message_count * sizeof *call->hashes);
-    memcpy(call->hashes + skim->blank, parent->hashes + parent->front + skim->blank - skim->front,
-           (skim->blank_end - skim->blank) * sizeof *call->hashes);
+    if (skim->blank < skim->blank_end)
+        memcpy(call->hashes + skim->blank,
+               parent->hashes + parent->front + skim->blank - skim->front,
+               (skim->blank_end - skim->blank) * sizeof *call->hashes);
+    lineage_hash(call);
     return 0;
 }
 
@@ -246,9 +248,7 @@ void skim_forget(struct call *call, bool all)
     }
     if (!keep_tape)
         json_doc_deinit(&call->doc);
-    free(call->hashes);
-    call->hashes = NULL;
-    call->hashed = false;
-    call->tools_hash = 0;
+    if (all)
+        free(TAKE(call->hashes));
     call->skim = (struct dialect_skim){0};
 }
