@@ -9,13 +9,14 @@
 #include "base/mem.h"
 #include "gateway/inner.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SPARES_MAX 0 /* who still holds a call that is over is to be found */
-#else
-#define SPARES_MAX 64
-#endif
 #define ARENA_KEPT ((size_t)5 << 10)
 #define ARENA_BYTES_MAX ((size_t)512 << 20)
+
+#if defined(__SANITIZE_ADDRESS__)
+static const size_t spares_max = 0; /* who still holds a call that is over is to be found */
+#else
+static const size_t spares_max = 64;
+#endif
 
 struct call *call_new(struct gateway_session *session)
 {
@@ -46,7 +47,7 @@ void call_keep(struct call *call)
     list_remove(&call->node);
     arena_recycle(&call->arena, ARENA_KEPT);
     arena_recycle(&call->request_arena, ARENA_KEPT);
-    if (gateway->spare_call_count < SPARES_MAX) {
+    if (gateway->spare_call_count < spares_max) {
         gateway->spare_call_count++;
         list_prepend(&gateway->spare_calls, &call->node);
         return;
