@@ -215,6 +215,7 @@ struct dialect_reader_options {
 struct dialect_reader *dialect_reader_new(const struct dialect *dialect,
                                           const struct dialect_reader_options *options);
 void dialect_reader_free(struct dialect_reader *reader);
+size_t dialect_reader_touched(void); /* bytes of a reader, from its front, that an event touches */
 static inline void own_dialect_reader(struct dialect_reader **reader)
 {
     dialect_reader_free(*reader);

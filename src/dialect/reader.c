@@ -62,6 +62,11 @@ void dialect_reader_free(struct dialect_reader *reader)
     free(reader);
 }
 
+size_t dialect_reader_touched(void)
+{
+    return offsetof(struct dialect_reader, builder.id);
+}
+
 bool dialect_reader_finished(const struct dialect_reader *reader)
 {
     return reader->builder.finish != TRACE_FINISH_NONE;

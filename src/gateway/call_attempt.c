@@ -70,6 +70,20 @@ static void send_gathered(struct call *call)
         buf_clear(gathered);
 }
 
+/* Between two events of a slow stream its memory grows cold. */
+static void look_ahead(struct call *call)
+{
+    struct http_place places[4 + HTTP_EXCHANGE_PLACES];
+    size_t count = 0;
+    places[count++] = (struct http_place){call, offsetof(struct call, node)};
+    places[count++] = (struct http_place){call->reader, dialect_reader_touched()};
+    if (call->exchange) {
+        http_exchange_places(call->exchange, places + count);
+        count += HTTP_EXCHANGE_PLACES;
+    }
+    upstream_ahead(call->upstream, places, count);
+}
+
 static void on_head(void *context, const struct upstream_head *head)
 {
     struct call *call = context;
@@ -94,6 +108,8 @@ static void on_head(void *context, const struct upstream_head *head)
         .scratch = &call->session->gateway->scratch,
     };
     call->reader = dialect_reader_new(call->api, &options);
+    if (head->stream)
+        look_ahead(call);
     call->passes = !call->anew && call->request.stream == head->stream;
     if (live)
         call_begin_writing(call);
@@ -101,9 +117,9 @@ static void on_head(void *context, const struct upstream_head *head)
 
 static bool leaked(struct call *call)
 {
-    struct err err = {0};
     if (!call->key_leaked)
         return false;
+    struct err err = {0};
     err_set(&err, ERR_PROTOCOL, "the model server sent its key back; the answer is withheld");
     call_attempt_failed(call, &err);
     return true;

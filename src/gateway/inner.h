@@ -194,6 +194,8 @@ struct upstream *upstream_start(struct gateway *gateway, struct model *model,
                                 const struct upstream_handlers *handlers, void *context);
 void upstream_pause(struct upstream *upstream);
 void upstream_resume(struct upstream *upstream);
+/* What the next piece will touch, as http_call_ahead(); there is room for one place more. */
+void upstream_ahead(struct upstream *upstream, struct http_place *places, size_t count);
 /* Any time, also from its own callbacks and after on_done. Silent afterwards. NULL is fine. */
 void upstream_close(struct upstream *upstream);
 /* Of an agent's headers those that mean something to a model server, copied. */

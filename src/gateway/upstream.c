@@ -306,6 +306,14 @@ void upstream_resume(struct upstream *upstream)
         http_call_resume(upstream->call);
 }
 
+void upstream_ahead(struct upstream *upstream, struct http_place *places, size_t count)
+{
+    if (!upstream->call || upstream->done)
+        return;
+    places[count] = (struct http_place){upstream, offsetof(struct upstream, trouble) + 1};
+    http_call_ahead(upstream->call, places, count + 1);
+}
+
 static void upstream_free(void *argument)
 {
     struct upstream *upstream = argument;

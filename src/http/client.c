@@ -309,6 +309,23 @@ struct http_call *http_call_start(struct http_client *client, const struct http_
     return call;
 }
 
+static void add_place(struct link *link, const void *at, size_t size)
+{
+    uintptr_t first = (uintptr_t)at / LINE_BYTES, last = ((uintptr_t)at + size - 1) / LINE_BYTES;
+    for (uintptr_t line = first; line <= last && link->ahead_count < AHEAD_MAX; line++)
+        link->ahead[link->ahead_count++] = (const void *)(line * LINE_BYTES);
+}
+
+void http_call_ahead(struct http_call *call, const struct http_place *places, size_t count)
+{
+    if (!call->link)
+        return;
+    call->link->ahead_count = 0;
+    add_place(call->link, call, offsetof(struct http_call, origin));
+    for (size_t i = 0; i < count; i++)
+        add_place(call->link, places[i].at, places[i].size);
+}
+
 void http_call_pause(struct http_call *call)
 {
     if (call->done || call->paused)

@@ -19,7 +19,7 @@ struct http_tls_stream;
 struct link;
 struct lookup;
 
-enum { ADDRESSES_MAX = 16 };
+enum { ADDRESSES_MAX = 16, AHEAD_MAX = 24, LINE_BYTES = 64 };
 
 struct address {
     socklen_t size;
@@ -113,6 +113,8 @@ struct link { /* one connection */
     bool mute; /* writing failed: only an answer that is already here counts */
     bool want_write;
     bool processing, scheduled, closed;
+    uint8_t ahead_count;
+    const void *ahead[AHEAD_MAX]; /* lines of memory that the next piece will touch */
     struct http_body body;
     struct buf in;
     struct http_deadline deadline;

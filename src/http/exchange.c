@@ -470,6 +470,12 @@ size_t http_respond_push(struct http_exchange *exchange, struct str data)
     return write_piece(exchange, data, http_conn_send);
 }
 
+void http_exchange_places(const struct http_exchange *exchange, struct http_place *out)
+{
+    out[0] = (struct http_place){exchange, offsetof(struct http_exchange, method)};
+    out[1] = (struct http_place){exchange->conn, offsetof(struct http_conn, server)};
+}
+
 size_t http_respond_queued(const struct http_exchange *exchange)
 {
     return rope_size(&exchange->conn->out);

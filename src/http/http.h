@@ -179,6 +179,17 @@ struct http_call *http_call_start(struct http_client *client, const struct http_
 void http_call_pause(struct http_call *call);
 void http_call_resume(struct http_call *call);
 void http_call_close(struct http_call *call); /* any time before on_done; silent afterwards */
+/* Memory that on_data is going to touch. With many slow streams it is far away by the time the next
+ * piece comes, so it is asked for before the kernel is asked for the bytes. Only a hint: it is not
+ * read, and may be gone by then. Good for this call; what is too much is left out. */
+struct http_place {
+    const void *at;
+    size_t size;
+};
+void http_call_ahead(struct http_call *call, const struct http_place *places, size_t count);
+/* What a piece of an answer touches of an exchange. */
+enum { HTTP_EXCHANGE_PLACES = 2 };
+void http_exchange_places(const struct http_exchange *exchange, struct http_place *out);
 
 struct http_url {
     bool tls;

@@ -167,6 +167,7 @@ static void begin_request(struct link *link)
     link->state = LINK_BUSY;
     link->sent = 0;
     link->to_send = link->call->request.size + link->call->body.size;
+    link->ahead_count = 0;
     link->scanned = 0;
     link->interim = 0;
     link->mute = false;
@@ -504,6 +505,8 @@ static void read_some(struct link *link)
     char *scratch = loop_scratch(link->loop);
     ssize_t got;
     bool more = false;
+    for (unsigned i = 0; i < link->ahead_count; i++)
+        __builtin_prefetch(link->ahead[i]);
     if (link->tls) {
         struct err err = {0};
         got = http_tls_read(link->tls, scratch, LOOP_SCRATCH_BYTES, &more, &err);
