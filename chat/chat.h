@@ -12,8 +12,17 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/str.h"
+#include "json/json.h"
 
 #define NEVER UINT64_MAX
+
+/* How a program of ours ends. */
+enum chat_exit {
+    CHAT_FINISHED = 0,
+    CHAT_MODEL_FAILED = 1,
+    CHAT_USAGE = 2,
+    CHAT_LIMIT = 3,
+};
 
 /* ---------------------------------------------------------------- http.c: one POST, plain HTTP */
 struct chat_url {
@@ -96,6 +105,24 @@ struct chat_clip {
 void chat_clip_add(struct chat_clip *clip, struct str bytes);
 void chat_clip_finish(struct chat_clip *clip, struct buf *out); /* and frees */
 
+/* ---------------------------------------------------------------- events.c: what people and
+ * programs see */
+struct chat_events {
+    const char *program;
+    bool json;
+    uint32_t turn;
+};
+/* A line of JSON: begin, set members, end. A line of anything: put; it is gone afterwards. */
+struct json_writer chat_event_begin(const struct chat_events *events, struct buf *line,
+                                    const char *type);
+void chat_event_end(struct json_writer *writer);
+void chat_event_put(struct buf *line);
+/* `status` 0: none; `retry_ms` -1: it is not tried again. */
+void chat_event_error(const struct chat_events *events, const char *message, int status,
+                      int64_t retry_ms);
+void chat_event_done(const struct chat_events *events, const char *reason, struct str text,
+                     enum chat_exit code);
+
 /* ---------------------------------------------------------------- flags.c */
 enum chat_flag_kind {
     CHAT_FLAG_TEXT,
@@ -115,6 +142,18 @@ struct chat_flag {
  */
 int chat_flags_read(const char *program, const struct chat_flag *flags, size_t count, int argc,
                     char **argv, const char **word);
+/* What every program of ours can be told. Numbers are set to what they are by default. */
+struct chat_common {
+    struct chat_model *model;
+    long long turns, seconds, output, idle, retries;
+    bool json;
+    struct str instruction, system; /* the system prompt's file, read; data NULL: none */
+};
+/* Reads these flags and the program's `own`, then what they name. -1: the program ends with
+ * `code`, having said why (or its usage). */
+int chat_common_read(const char *program, const char *usage, struct chat_common *common,
+                     const struct chat_flag *own, size_t own_count, int argc, char **argv,
+                     int *code);
 /* "program: ..." on standard error; -1. */
 int chat_fail(const char *program, const char *format, const char *detail);
 /* A file, or standard input for "-". The text lives as long as the program. */

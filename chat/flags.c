@@ -4,8 +4,11 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/check.h"
+#include "base/clock.h"
 #include "base/fd.h"
 #include "base/mem.h"
 #include "base/text.h"
@@ -181,5 +184,66 @@ int chat_model_setup(const char *program, struct chat_model *model, const char *
             return chat_fail(program, "%s", "OPENAI_API_KEY holds a line break");
     }
     (void)unsetenv("OPENAI_API_KEY");
+    return 0;
+}
+
+enum { FLAGS_MAX = 40 };
+
+int chat_common_read(const char *program, const char *usage, struct chat_common *common,
+                     const struct chat_flag *own, size_t own_count, int argc, char **argv,
+                     int *code)
+{
+    struct chat_model *model = common->model;
+    const char *base_url = NULL, *instruction_file = NULL, *instruction = NULL, *system = NULL,
+               *cwd = NULL;
+    long long tokens = 0;
+    bool help = false, version = false;
+    const struct chat_flag shared[] = {
+        {"--instruction", CHAT_FLAG_TEXT, &instruction_file},
+        {"--system", CHAT_FLAG_TEXT, &system},
+        {"--base-url", CHAT_FLAG_TEXT, &base_url},
+        {"--model", CHAT_FLAG_TEXT, &model->name},
+        {"--temperature", CHAT_FLAG_REAL, &model->temperature, 0, 0, &model->has_temperature},
+        {"--max-tokens", CHAT_FLAG_NUMBER, &tokens, 1, 100000000},
+        {"--no-stream", CHAT_FLAG_OFF, &model->stream},
+        {"--cwd", CHAT_FLAG_TEXT, &cwd},
+        {"--max-turns", CHAT_FLAG_NUMBER, &common->turns, 1, 1000000},
+        {"--max-seconds", CHAT_FLAG_NUMBER, &common->seconds, 1, 31536000},
+        {"--max-output-bytes", CHAT_FLAG_NUMBER, &common->output, 256, 67108864},
+        {"--idle-seconds", CHAT_FLAG_NUMBER, &common->idle, 1, 4000000},
+        {"--retries", CHAT_FLAG_NUMBER, &common->retries, 0, 1000},
+        {"--json", CHAT_FLAG_ON, &common->json},
+        {"--help", CHAT_FLAG_ON, &help},
+        {"-h", CHAT_FLAG_ON, &help},
+        {"--version", CHAT_FLAG_ON, &version},
+    };
+    struct chat_flag flags[FLAGS_MAX];
+    CHECK(COUNT(shared) + own_count <= FLAGS_MAX);
+    memcpy(flags, shared, sizeof shared);
+    memcpy(flags + COUNT(shared), own, own_count * sizeof *own);
+    model->stream = true;
+    *code = CHAT_USAGE;
+    if (chat_flags_read(program, flags, COUNT(shared) + own_count, argc, argv, &instruction) < 0)
+        return -1;
+    if (help || version) {
+        *code = CHAT_FINISHED;
+        if (help)
+            printf("%s", usage);
+        else
+            printf("%s %s\n", program, POSTERN_VERSION);
+        return -1;
+    }
+    if (chat_read_instruction(program, instruction, instruction_file, &common->instruction) < 0 ||
+        chat_model_setup(program, model, base_url) < 0 ||
+        (system && chat_read_text(program, system, &common->system) < 0))
+        return -1;
+    if (cwd && chdir(cwd) < 0) {
+        fprintf(stderr, "%s: --cwd %s: %s\n", program, cwd, strerror(errno));
+        return -1;
+    }
+    model->idle_ms_max = (uint32_t)common->idle * 1000;
+    model->retries_max = (uint32_t)common->retries;
+    model->tokens_max = tokens;
+    model->deadline_ms = clock_mono_ms() + (uint64_t)common->seconds * 1000;
     return 0;
 }

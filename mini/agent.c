@@ -44,7 +44,7 @@ static const char tool_text[] =
 
 struct agent {
     const struct mini_options *options;
-    struct mini_events events;
+    struct chat_events events;
     struct buf messages; /* the inside of the messages array */
     struct buf last_text;
 };
@@ -197,7 +197,7 @@ static void handle_call(struct agent *agent, const struct chat_call *call)
 static void on_retry(void *context, const struct err *err, int status, uint64_t wait_ms)
 {
     struct agent *agent = context;
-    mini_event_error(&agent->events, err->text, status, (int64_t)wait_ms);
+    chat_event_error(&agent->events, err->text, status, (int64_t)wait_ms);
 }
 
 static bool time_is_over(const struct agent *agent)
@@ -207,7 +207,7 @@ static bool time_is_over(const struct agent *agent)
 
 static int finish(struct agent *agent, const char *reason, int exit_code)
 {
-    mini_event_done(&agent->events, reason, buf_str(&agent->last_text), exit_code);
+    chat_event_done(&agent->events, reason, buf_str(&agent->last_text), exit_code);
     return exit_code;
 }
 
@@ -216,9 +216,9 @@ static int take_turn(struct agent *agent)
 {
     const struct mini_options *options = agent->options;
     if (time_is_over(agent))
-        return finish(agent, "the time limit was reached", MINI_LIMIT);
+        return finish(agent, "the time limit was reached", CHAT_LIMIT);
     if (agent->events.turn >= options->turns_max)
-        return finish(agent, "the turn limit was reached", MINI_LIMIT);
+        return finish(agent, "the turn limit was reached", CHAT_LIMIT);
     agent->events.turn++;
     struct chat_model model = options->model;
     model.on_retry = on_retry;
@@ -229,9 +229,9 @@ static int take_turn(struct agent *agent)
     struct err err = {0};
     if (chat_model_ask(&model, buf_str(&agent->messages), &answer, &err) < 0) {
         if (err.kind == ERR_TIMEOUT)
-            return finish(agent, "the time limit was reached", MINI_LIMIT);
-        mini_event_error(&agent->events, err.text, 0, -1);
-        return finish(agent, "the model failed", MINI_MODEL_FAILED);
+            return finish(agent, "the time limit was reached", CHAT_LIMIT);
+        chat_event_error(&agent->events, err.text, 0, -1);
+        return finish(agent, "the model failed", CHAT_MODEL_FAILED);
     }
     mini_event_assistant(&agent->events, &answer);
     add_answer(agent, &answer);
@@ -241,12 +241,13 @@ static int take_turn(struct agent *agent)
     for (size_t i = 0; i < calls && !time_is_over(agent); i++)
         handle_call(agent, &answer.calls[i]);
     chat_answer_deinit(&answer);
-    return calls ? -1 : finish(agent, "finished", MINI_FINISHED);
+    return calls ? -1 : finish(agent, "finished", CHAT_FINISHED);
 }
 
 int mini_agent_run(const struct mini_options *options)
 {
-    struct agent agent = {.options = options, .events = {.json = options->json}};
+    struct agent agent = {.options = options,
+                          .events = {.program = "postern-mini", .json = options->json}};
     add_message(&agent, "system", str_of(options->system ? options->system : own_prompt));
     add_message(&agent, "user", options->instruction);
     int exit_code;

@@ -17,13 +17,6 @@
 #include "chat.h"
 
 /* How the program ends; documented in docs/mini.md. */
-enum mini_exit {
-    MINI_FINISHED = 0,
-    MINI_MODEL_FAILED = 1,
-    MINI_USAGE = 2,
-    MINI_LIMIT = 3,
-};
-
 /* ---------------------------------------------------------------- shell.c: one command */
 struct mini_command {
     const char *text;
@@ -44,19 +37,11 @@ void mini_shell_kill(void);
 
 /* ---------------------------------------------------------------- events.c: what people and
  * programs see */
-struct mini_events {
-    bool json;
-    uint32_t turn;
-};
-void mini_event_assistant(struct mini_events *events, const struct chat_answer *answer);
-void mini_event_tool_call(struct mini_events *events, struct str id, struct str name,
+void mini_event_assistant(const struct chat_events *events, const struct chat_answer *answer);
+void mini_event_tool_call(const struct chat_events *events, struct str id, struct str name,
                           struct str command);
-void mini_event_tool_result(struct mini_events *events, struct str id,
+void mini_event_tool_result(const struct chat_events *events, struct str id,
                             const struct mini_outcome *outcome, struct str error);
-void mini_event_error(struct mini_events *events, const char *message, int status,
-                      int64_t retry_ms);
-void mini_event_done(struct mini_events *events, const char *reason, struct str text,
-                     int exit_code);
 
 /* ---------------------------------------------------------------- agent.c: the loop */
 struct mini_options {
@@ -68,7 +53,7 @@ struct mini_options {
     size_t output_bytes_max;
     bool json;
 };
-/* Runs to the end; returns an enum mini_exit. */
+/* Runs to the end; returns an enum chat_exit. */
 int mini_agent_run(const struct mini_options *options);
 
 /* options.c: 0, or the exit code to leave with (--help and mistakes), having said why. */

@@ -17,7 +17,7 @@
 struct agent {
     const struct terminus_options *options;
     struct chat_model model;
-    struct events events;
+    struct chat_events events;
     struct talk talk;
     struct terminal *terminal;
     struct buf last_text;
@@ -33,14 +33,14 @@ static bool time_is_over(const struct agent *agent)
 
 static int finish(struct agent *agent, const char *reason, int exit_code)
 {
-    event_done(&agent->events, reason, buf_str(&agent->last_text), exit_code);
+    chat_event_done(&agent->events, reason, buf_str(&agent->last_text), exit_code);
     return exit_code;
 }
 
 static void on_retry(void *context, const struct err *err, int status, uint64_t wait_ms)
 {
     struct agent *agent = context;
-    event_error(&agent->events, err->text, status, (int64_t)wait_ms);
+    chat_event_error(&agent->events, err->text, status, (int64_t)wait_ms);
 }
 
 /* ---------------------------------------------------------------- the terminal's words */
@@ -110,7 +110,7 @@ static void answer_unusable(struct agent *agent, const struct err *err)
                "Answer with exactly one JSON object with \"analysis\", \"plan\", \"commands\" and "
                "\"task_complete\".",
                err->text);
-    event_error(&agent->events, err->text, 0, -1);
+    chat_event_error(&agent->events, err->text, 0, -1);
     talk_add(&agent->talk, "user", buf_str(&text));
 }
 
@@ -122,7 +122,7 @@ static int answer_used(struct agent *agent, const struct reply *reply)
     buf_clear(&agent->last_text);
     buf_str_append(&agent->last_text, reply->analysis);
     if (reply->complete && (agent->was_complete || !agent->options->confirm))
-        return finish(agent, "finished", TERMINUS_FINISHED);
+        return finish(agent, "finished", CHAT_FINISHED);
     if (reply->warnings.size)
         buf_format(&text, "About your last answer:\n%.*s\n", STR_ARGS(buf_str(&reply->warnings)));
     describe(agent, buf_str(&shown), &text);
@@ -166,17 +166,17 @@ static int ask(struct agent *agent, struct chat_answer *answer, struct err *err)
 static int take_turn(struct agent *agent)
 {
     if (time_is_over(agent))
-        return finish(agent, "the time limit was reached", TERMINUS_LIMIT);
+        return finish(agent, "the time limit was reached", CHAT_LIMIT);
     if (agent->events.turn >= agent->options->turns_max)
-        return finish(agent, "the turn limit was reached", TERMINUS_LIMIT);
+        return finish(agent, "the turn limit was reached", CHAT_LIMIT);
     agent->events.turn++;
     struct chat_answer answer;
     struct err err = {0};
     if (ask(agent, &answer, &err) < 0) {
         if (err.kind == ERR_TIMEOUT)
-            return finish(agent, "the time limit was reached", TERMINUS_LIMIT);
-        event_error(&agent->events, err.text, 0, -1);
-        return finish(agent, "the model failed", TERMINUS_MODEL_FAILED);
+            return finish(agent, "the time limit was reached", CHAT_LIMIT);
+        chat_event_error(&agent->events, err.text, 0, -1);
+        return finish(agent, "the model failed", CHAT_MODEL_FAILED);
     }
     talk_add_answer(&agent->talk, &answer);
     OWN(arena) struct arena arena = {0};
@@ -195,16 +195,17 @@ static int take_turn(struct agent *agent)
 
 int terminus_run(const struct terminus_options *options)
 {
-    struct agent agent = {
-        .options = options, .model = options->model, .events = {.json = options->json}};
+    struct agent agent = {.options = options,
+                          .model = options->model,
+                          .events = {.program = "postern-terminus", .json = options->json}};
     agent.model.on_retry = on_retry;
     agent.model.context = &agent;
     agent.model.agent = "postern-terminus";
     struct err err = {0};
     agent.terminal = terminal_open(&options->terminal, &err);
     if (!agent.terminal) {
-        event_error(&agent.events, err.text, 0, -1);
-        return finish(&agent, "there is no terminal", TERMINUS_MODEL_FAILED);
+        chat_event_error(&agent.events, err.text, 0, -1);
+        return finish(&agent, "there is no terminal", CHAT_MODEL_FAILED);
     }
     OWN(buf) struct buf screen = {0};
     look(&agent, SCREEN_WHOLE, &screen);

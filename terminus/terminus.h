@@ -18,13 +18,6 @@
 #include "chat.h"
 
 /* How the program ends; documented in docs/terminus.md. */
-enum terminus_exit {
-    TERMINUS_FINISHED = 0,
-    TERMINUS_MODEL_FAILED = 1,
-    TERMINUS_USAGE = 2,
-    TERMINUS_LIMIT = 3,
-};
-
 /* ---------------------------------------------------------------- screen.c: bytes -> what is seen
  */
 struct screen;
@@ -81,17 +74,13 @@ struct arena;
 int reply_read(struct str text, struct arena *arena, struct reply *out, struct err *err);
 
 /* ---------------------------------------------------------------- events.c */
-struct events {
-    bool json;
-    uint32_t turn;
-};
-void event_assistant(struct events *events, const struct chat_answer *answer,
+void event_assistant(const struct chat_events *events, const struct chat_answer *answer,
                      const struct reply *reply); /* reply: NULL when it could not be read */
-void event_keys(struct events *events, uint32_t number, const struct reply_command *command);
-void event_output(struct events *events, uint32_t number, struct str output, uint64_t wall_ms);
-void event_error(struct events *events, const char *message, int status, int64_t retry_ms);
-void event_note(struct events *events, const char *what, struct str text);
-void event_done(struct events *events, const char *reason, struct str text, int exit_code);
+void event_keys(const struct chat_events *events, uint32_t number,
+                const struct reply_command *command);
+void event_output(const struct chat_events *events, uint32_t number, struct str output,
+                  uint64_t wall_ms);
+void event_note(const struct chat_events *events, const char *what, struct str text);
 
 /* ---------------------------------------------------------------- agent.c: the loop */
 struct terminus_options {
@@ -105,7 +94,7 @@ struct terminus_options {
     int64_t context_tokens; /* 0: not known */
     bool confirm, json;
 };
-/* Runs to the end; returns an enum terminus_exit. */
+/* Runs to the end; returns an enum chat_exit. */
 int terminus_run(const struct terminus_options *options);
 
 /* talk.c: the conversation, and how it is handed over when it grows too long. */

@@ -209,6 +209,12 @@ void agent_values_fixed(struct arena *arena, const struct agent_spec *spec,
 
 /* --- reading a spec: as toml_text() and friends; variables are checked, texts kept */
 struct toml_node;
+/* Values of conditions: texts, numbers and truths, as they stand in JSON. Tables go deeper, so that
+ * item.type = "x" needs no quotes. `add` gets each with its path. */
+int spec_conditions(struct agent_spec *spec, struct toml_node *table, const char *prefix,
+                    int (*add)(void *context, struct toml_node *item, const char *path,
+                               const char *value, struct err *err),
+                    void *context, struct err *err);
 const char *spec_keep(struct agent_spec *spec, const char *text);
 int spec_text(struct agent_spec *spec, struct toml_node *table, const char *key, const char **out,
               struct err *err);

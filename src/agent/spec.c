@@ -272,17 +272,17 @@ static int read_run(struct agent_spec *spec, struct toml_node *root, struct err 
     return 0;
 }
 
-/* Values of conditions: texts, numbers and truths, as they stand in JSON. Tables go deeper, so that
- * item.type = "x" needs no quotes. */
-static int read_conditions(struct agent_spec *spec, struct agent_rule *rule,
-                           struct toml_node *table, const char *prefix, struct err *err)
+int spec_conditions(struct agent_spec *spec, struct toml_node *table, const char *prefix,
+                    int (*add)(void *context, struct toml_node *item, const char *path,
+                               const char *value, struct err *err),
+                    void *context, struct err *err)
 {
     TOML_EACH(item, table)
     {
         const char *path = prefix[0] ? arena_format(&spec->arena, "%s.%s", prefix, item->key)
                                      : spec_keep(spec, item->key);
         if (item->type == TOML_TABLE) {
-            if (read_conditions(spec, rule, item, path, err) < 0)
+            if (spec_conditions(spec, item, path, add, context, err) < 0)
                 return -1;
             continue;
         }
@@ -293,10 +293,19 @@ static int read_conditions(struct agent_spec *spec, struct agent_rule *rule,
                                 : NULL;
         if (!value)
             return toml_error(item, err, "a condition is a text, a whole number or a truth");
-        if (rule->when_count == CONDITIONS_MAX)
-            return toml_error(item, err, "a rule has at most %d conditions", CONDITIONS_MAX);
-        rule->when[rule->when_count++] = (struct agent_condition){path, value};
+        if (add(context, item, path, value, err) < 0)
+            return -1;
     }
+    return 0;
+}
+
+static int add_condition(void *context, struct toml_node *item, const char *path, const char *value,
+                         struct err *err)
+{
+    struct agent_rule *rule = context;
+    if (rule->when_count == CONDITIONS_MAX)
+        return toml_error(item, err, "a rule has at most %d conditions", CONDITIONS_MAX);
+    rule->when[rule->when_count++] = (struct agent_condition){path, value};
     return 0;
 }
 
@@ -315,7 +324,7 @@ static int read_rule(struct agent_spec *spec, struct toml_node *item, struct err
     toml_use_all(when);
     if (!toml_get(item, "kind"))
         return toml_error(item, err, "a rule needs its 'kind'");
-    if (read_conditions(spec, rule, when, "", err) < 0 ||
+    if (spec_conditions(spec, when, "", add_condition, rule, err) < 0 ||
         toml_choice(item, "kind", kinds, &kind, err) < 0 ||
         spec_text(spec, item, "each", &rule->each, err) < 0 ||
         spec_texts(spec, item, "text", &rule->text, err) < 0 ||

@@ -49,35 +49,18 @@ static bool is_known(const char *what)
            (strncmp(what, "body.", 5) == 0 && what[5]);
 }
 
-static int read_when(struct agent_spec *spec, struct trace_side_rule *rule, struct toml_node *table,
-                     const char *prefix, struct err *err)
+static int add_when(void *context, struct toml_node *item, const char *path, const char *value,
+                    struct err *err)
 {
-    TOML_EACH(item, table)
-    {
-        const char *what = prefix[0] ? arena_format(&spec->arena, "%s.%s", prefix, item->key)
-                                     : spec_keep(spec, item->key);
-        if (item->type == TOML_TABLE) {
-            if (read_when(spec, rule, item, what, err) < 0)
-                return -1;
-            continue;
-        }
-        const char *value = item->type == TOML_STRING    ? spec_keep(spec, item->text)
-                            : item->type == TOML_BOOLEAN ? (item->truth ? "true" : "false")
-                            : item->type == TOML_INTEGER
-                                ? arena_format(&spec->arena, "%lld", item->integer)
-                                : NULL;
-        if (!value)
-            return toml_error(item, err, "a condition is a text, a whole number or a truth");
-        if (!is_known(what))
-            return toml_error(item, err,
-                              "there is no '%s' to ask about; there are path, model, system, "
-                              "first, last, max_tokens, messages, tools, stream, header.NAME and "
-                              "body.MEMBER",
-                              what);
-        if (rule->when_count == CONDITIONS_MAX)
-            return toml_error(item, err, "a rule has at most %d conditions", CONDITIONS_MAX);
-        rule->when[rule->when_count++] = (struct trace_condition){what, value};
-    }
+    struct trace_side_rule *rule = context;
+    if (!is_known(path))
+        return toml_error(item, err,
+                          "there is no '%s' to ask about; there are path, model, system, first, "
+                          "last, max_tokens, messages, tools, stream, header.NAME and body.MEMBER",
+                          path);
+    if (rule->when_count == CONDITIONS_MAX)
+        return toml_error(item, err, "a rule has at most %d conditions", CONDITIONS_MAX);
+    rule->when[rule->when_count++] = (struct trace_condition){path, value};
     return 0;
 }
 
@@ -105,7 +88,7 @@ static int read_sides(struct agent_spec *spec, struct toml_node *root, struct er
             return -1;
         rule->name = spec_keep(spec, name);
         toml_use_all(when);
-        if (read_when(spec, rule, when, "", err) < 0)
+        if (spec_conditions(spec, when, "", add_when, rule, err) < 0)
             return -1;
         if (!rule->when_count)
             return toml_error(when, err, "a rule without conditions would fit every call");

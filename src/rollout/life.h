@@ -148,6 +148,10 @@ uint32_t life_wall_ms(const struct life *life);   /* the agent's time in this st
 uint32_t life_verify_ms(const struct life *life); /* the verifier's */
 
 /* --- life_ready.c */
+/* A snapshot is over, and the sandbox with it: `layer` has its files. False: it failed, at `what`.
+ */
+bool life_take_layer(struct life *life, const char *layer_id, const struct err *err,
+                     const char *what);
 bool life_ready(struct life *life); /* true: the agent may start; else a note follows */
 void life_running(struct life *life, void (*move_on)(struct life *life));
 bool life_next_step(struct life *life); /* after a verification: there is another one */

@@ -19,18 +19,8 @@
 static void on_snapshot(void *context, const char *layer_id, const struct err *err)
 {
     struct life *life = context;
-    struct err why = {0};
-    if (is_bad(err))
-        why = *err;
-    else
-        snprintf(life->layer, sizeof life->layer, "%s", layer_id);
-    life->pending++;
-    sandbox_close(TAKE(life->sandbox), life_on_closed, life);
-    if (why.kind != ERR_NONE) {
-        err_wrap(&why, "keeping the final files for the verifier");
-        life_fail_infra(life, &why);
+    if (!life_take_layer(life, layer_id, err, "keeping the final files for the verifier"))
         return;
-    }
     life->snapshot_over = true;
     life_save(life); /* the sandbox is gone; this is where its files are */
     life_step(life);

@@ -75,9 +75,9 @@ static void reopen(struct life *life)
     life->sandbox = sandbox_open(life->plan->lane.sandboxes, &spec, on_reopened, life);
 }
 
-static void on_frozen(void *context, const char *layer_id, const struct err *err)
+bool life_take_layer(struct life *life, const char *layer_id, const struct err *err,
+                     const char *what)
 {
-    struct life *life = context;
     struct err why = {0};
     if (is_bad(err))
         why = *err;
@@ -85,11 +85,18 @@ static void on_frozen(void *context, const char *layer_id, const struct err *err
         snprintf(life->layer, sizeof life->layer, "%s", layer_id);
     life->pending++;
     sandbox_close(TAKE(life->sandbox), life_on_closed, life);
-    if (why.kind != ERR_NONE) {
-        err_wrap(&why, "keeping what was prepared");
-        life_fail_infra(life, &why);
+    if (why.kind == ERR_NONE)
+        return true;
+    err_wrap(&why, "%s", what);
+    life_fail_infra(life, &why);
+    return false;
+}
+
+static void on_frozen(void *context, const char *layer_id, const struct err *err)
+{
+    struct life *life = context;
+    if (!life_take_layer(life, layer_id, err, "keeping what was prepared"))
         return;
-    }
     life->frozen = true;
     reopen(life);
 }

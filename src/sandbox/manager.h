@@ -2,7 +2,8 @@
  *
  *     sandbox.c       the registry, the manager, left-overs, pools, the report
  *     sandbox_check.c what is asked against what a backend can do
- *     sandbox_life.c  one sandbox from open to gone: states, retries, deadlines, snapshots
+ *     sandbox_life.c  one sandbox from open to gone: states, retries, deadlines;
+ *                     sandbox_snapshot.c is the end that leaves a layer
  *     sandbox_limits.c do the limits hold that were asked for
  *     sandbox_inlet.c what comes out of a sandbox: inlet connections and name look-ups
  *     sandbox_work.c  commands and files: thin calls onto the channel, out-of-memory attribution */
@@ -129,6 +130,8 @@ int sandbox_need(const struct slot *slot, unsigned capability, const char *what,
 void sandbox_next_in_queue(struct sandboxes *sandboxes);
 /* The bounded wait of sandboxes_close() is over: stop trying. */
 void sandbox_abandon(struct sandbox *sandbox);
+void sandbox_detach(struct sandbox *sandbox);        /* from its channel and inlet */
+void sandbox_begin_closing(struct sandbox *sandbox); /* destroys it, until it is gone */
 void sandbox_free(void *sandbox);
 
 /* sandbox_limits.c: looks whether the limits hold; ends with sandbox_limits_known(), maybe at once.

@@ -114,7 +114,7 @@ static void enter_queue(struct sandbox *sandbox)
 }
 
 /* Lets go of everything of ours; what the backend has is another matter. */
-static void detach(struct sandbox *sandbox)
+void sandbox_detach(struct sandbox *sandbox)
 {
     loop_timer_stop(&sandbox->timer);
     sandbox_judge_all(sandbox, CHANNEL_SILENCE);
@@ -140,7 +140,7 @@ static void retire(struct sandbox *sandbox)
     sandbox->state = SB_GONE;
     leave_queue(sandbox);
     leave_starting(sandbox);
-    detach(sandbox);
+    sandbox_detach(sandbox);
     loop_timer_stop(&sandbox->life_timer);
     list_remove(&sandbox->link);
     sandboxes->all_count--;
@@ -495,7 +495,7 @@ static void attempt_failed(struct sandbox *sandbox, const struct err *err)
 {
     struct err why = *err; /* may be sandbox->err itself */
     sandbox->err = why;
-    detach(sandbox);
+    sandbox_detach(sandbox);
     sandbox->state = SB_BACKOFF;
     if (!sandbox->exists && !sandbox->create_pending) {
         after_attempt(sandbox);
@@ -584,12 +584,12 @@ static void close_nothing(void *argument)
     retire(sandbox);
 }
 
-static void begin_closing(struct sandbox *sandbox)
+void sandbox_begin_closing(struct sandbox *sandbox)
 {
     bool was_ready = sandbox->state == SB_READY;
     leave_queue(sandbox);
     leave_starting(sandbox);
-    detach(sandbox);
+    sandbox_detach(sandbox);
     sandbox->state = SB_CLOSING;
     if (was_ready)
         sandbox->slot->live--;
@@ -622,7 +622,7 @@ void sandbox_close(struct sandbox *sandbox, void (*on_closed)(void *, const stru
     case SB_READY:
     case SB_LOST:
     case SB_FAILED:
-        begin_closing(sandbox);
+        sandbox_begin_closing(sandbox);
         return;
     }
 }
@@ -631,7 +631,7 @@ void sandbox_abandon(struct sandbox *sandbox)
 {
     LOG_ERROR("sandbox", sandbox->id, "given up while it was being destroyed by backend '%s'",
               sandbox->slot->name);
-    detach(sandbox);
+    sandbox_detach(sandbox);
     loop_timer_stop(&sandbox->life_timer);
     /* The backend may still call back with it, so its memory has to stay. */
     sandbox->state = SB_GONE;
@@ -763,62 +763,4 @@ void sandbox_facts(const struct sandbox *sandbox, struct json_writer *out)
         json_set_raw(out, "details", str_of(sandbox->facts));
     json_doc_deinit(&doc);
     json_end_object(out);
-}
-
-/* ---------------------------------------------------------------- snapshots */
-
-static void snapshot_done(struct sandbox *sandbox, const char *layer_id, const struct err *err)
-{
-    void (*on_done)(void *, const char *, const struct err *) = sandbox->on_snapshot;
-    struct backend *backend = sandbox->slot->backend;
-    if (!sandbox->silent)
-        on_done(sandbox->snapshot_context, layer_id, err);
-    else if (layer_id && backend->class->drop_layer)
-        backend->class->drop_layer(backend, layer_id); /* nobody will ask for it */
-    sandbox->silent = true;
-    begin_closing(sandbox);
-}
-
-static void on_snapshot(void *context, const char *layer_id, const struct err *err)
-{
-    struct sandbox *sandbox = context;
-    bool failed = err && err->kind != ERR_NONE;
-    snapshot_done(sandbox, failed ? NULL : layer_id, failed ? err : NULL);
-}
-
-static void on_quiet(void *context, const struct err *err)
-{
-    struct sandbox *sandbox = context;
-    if (err && err->kind != ERR_NONE) {
-        snapshot_done(sandbox, NULL, err);
-        return;
-    }
-    struct backend *backend = sandbox->slot->backend;
-    detach(sandbox);
-    backend->class->snapshot(backend, sandbox->id, on_snapshot, sandbox);
-}
-
-static void refuse_snapshot(void *argument)
-{
-    struct sandbox *sandbox = argument;
-    void (*on_done)(void *, const char *, const struct err *) = sandbox->on_snapshot;
-    if (!sandbox->silent)
-        on_done(sandbox->snapshot_context, NULL, &sandbox->err);
-}
-
-void sandbox_snapshot(struct sandbox *sandbox,
-                      void (*on_done)(void *, const char *, const struct err *), void *context)
-{
-    sandbox->on_snapshot = on_done;
-    sandbox->snapshot_context = context;
-    if (sandbox->state != SB_READY)
-        err_set(&sandbox->err, ERR_CONFLICT, "a snapshot needs a sandbox that runs");
-    else if (sandbox_need(sandbox->slot, SANDBOX_CAN_SNAPSHOT, "a snapshot", &sandbox->err) == 0) {
-        sandbox->state = SB_SNAPSHOT;
-        sandbox->slot->live--;
-        loop_timer_stop(&sandbox->life_timer);
-        channel_kill_all(sandbox->channel, on_quiet, sandbox);
-        return;
-    }
-    loop_defer(sandbox->sandboxes->loop, refuse_snapshot, sandbox);
 }
