@@ -2,178 +2,16 @@
  *
  * The subset of xterm that line tools, REPLs, pagers and editors use: cursor movement, erasing,
  * inserting, scroll regions, the alternate screen, line-drawing characters. Colours and titles are
- * read over. Cells hold UTF-8 as it came; a wide character takes two of them.
- *
- * Every line of the main screen has a number that counts from the start of the session, so that
- * "what is new" is simply: from the lowest number that was touched since the last look. Lines that
- * scroll out of the top go into the history, which forgets its oldest bytes. */
+ * read over. Cells hold UTF-8 as it came; a wide character takes two of them. Where they end up
+ * is screen_grid.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "terminus.h"
+#include "screen_inner.h"
 
-#define CELL_BYTES_MAX 14 /* a character and what combines with it */
-#define PARAMETERS_MAX 16
 #define STRING_BYTES_MAX 65536 /* of a title or the like; then it is believed to be over */
-
-struct cell {
-    char bytes[CELL_BYTES_MAX];
-    uint8_t size; /* 0: blank */
-    bool tail;    /* the second half of a wide character */
-};
-
-struct row {
-    struct cell *cells;
-    bool wrapped; /* goes on in the next row */
-};
-
-struct cursor {
-    unsigned row, column;
-    bool pending; /* the last column is full; the next character wraps */
-    bool drawing; /* line-drawing characters */
-};
-
-enum state {
-    STATE_TEXT,
-    STATE_ESCAPE,
-    STATE_SHIFT, /* ESC ( and its like: one more byte */
-    STATE_CSI,
-    STATE_STRING,       /* OSC, DCS, APC, PM: until ST or BEL */
-    STATE_STRING_ESCAPE /* perhaps the ST */
-};
-
-struct screen {
-    unsigned columns, rows;
-    struct row *main, *other, *grid; /* grid: whichever is shown */
-    struct cursor cursor, saved, main_cursor;
-    unsigned top, bottom; /* scroll region, inclusive */
-    bool wraps, application, inserting;
-
-    enum state state;
-    char shift;
-    long parameters[PARAMETERS_MAX];
-    unsigned parameter_count;
-    bool private, ignored; /* '?' sequences; those with bytes we do not know */
-    size_t string_bytes;
-    char partial[4]; /* of a UTF-8 character */
-    unsigned partial_size, partial_wanted;
-
-    struct buf history;    /* rows that left at the top */
-    uint64_t history_line; /* number of its first line */
-    uint64_t lines_before; /* number of the main screen's first row */
-    size_t history_bytes_max;
-    uint64_t touched; /* lowest number since the last look; UINT64_MAX: none */
-    struct buf answers;
-};
-
-/* ---------------------------------------------------------------- rows */
-
-static struct row *rows_new(const struct screen *screen)
-{
-    struct row *rows = mem_zero(screen->rows * sizeof *rows);
-    for (unsigned i = 0; i < screen->rows; i++)
-        rows[i].cells = mem_zero(screen->columns * sizeof *rows[i].cells);
-    return rows;
-}
-
-static void rows_free(const struct screen *screen, struct row *rows)
-{
-    for (unsigned i = 0; rows && i < screen->rows; i++)
-        free(rows[i].cells);
-    free(rows);
-}
-
-static void touch(struct screen *screen, unsigned row)
-{
-    if (screen->grid != screen->main)
-        return;
-    uint64_t number = screen->lines_before + row;
-    if (number < screen->touched)
-        screen->touched = number;
-}
-
-static void row_text(const struct screen *screen, const struct row *row, struct buf *out)
-{
-    unsigned end = screen->columns;
-    while (end > 0 && row->cells[end - 1].size == 0 && !row->cells[end - 1].tail)
-        end--;
-    for (unsigned i = 0; i < end; i++) {
-        const struct cell *cell = &row->cells[i];
-        if (cell->size)
-            buf_append(out, cell->bytes, cell->size);
-        else if (!cell->tail)
-            buf_byte(out, ' ');
-    }
-}
-
-static void erase(struct screen *screen, unsigned row, unsigned from, unsigned to)
-{
-    if (from >= to)
-        return;
-    struct row *line = &screen->grid[row];
-    memset(line->cells + from, 0, (to - from) * sizeof *line->cells);
-    if (to == screen->columns)
-        line->wrapped = false;
-    touch(screen, row);
-}
-
-/* The oldest rows go. */
-static void history_trim(struct screen *screen)
-{
-    struct buf *history = &screen->history;
-    size_t over = history->size - screen->history_bytes_max;
-    for (size_t at = 0; at < history->size; at++) {
-        if (history->data[at] != '\n' && history->data[at] != '\r')
-            continue;
-        screen->history_line++;
-        if (at + 1 >= over) {
-            buf_consume(history, at + 1);
-            return;
-        }
-    }
-}
-
-/* Rows are what is numbered: in the history '\n' ends a row, and '\r' one that goes on in the next.
- */
-static void history_add(struct screen *screen, const struct row *row)
-{
-    row_text(screen, row, &screen->history);
-    buf_byte(&screen->history, row->wrapped ? '\r' : '\n');
-    if (screen->history.size > screen->history_bytes_max + screen->history_bytes_max / 4)
-        history_trim(screen);
-}
-
-static void scroll_up(struct screen *screen, unsigned top, unsigned bottom, unsigned count)
-{
-    while (count--) {
-        struct row first = screen->grid[top];
-        if (top == 0 && screen->grid == screen->main) {
-            history_add(screen, &first);
-            screen->lines_before++;
-        }
-        memmove(screen->grid + top, screen->grid + top + 1, (bottom - top) * sizeof *screen->grid);
-        memset(first.cells, 0, screen->columns * sizeof *first.cells);
-        first.wrapped = false;
-        screen->grid[bottom] = first;
-        /* What moved into the history kept its number, and so did what follows it; rows below the
-         * region did not. */
-        touch(screen, top == 0 ? bottom : top);
-    }
-}
-
-static void scroll_down(struct screen *screen, unsigned top, unsigned bottom, unsigned count)
-{
-    while (count--) {
-        struct row last = screen->grid[bottom];
-        memmove(screen->grid + top + 1, screen->grid + top, (bottom - top) * sizeof *screen->grid);
-        memset(last.cells, 0, screen->columns * sizeof *last.cells);
-        last.wrapped = false;
-        screen->grid[top] = last;
-        touch(screen, top);
-    }
-}
 
 /* ---------------------------------------------------------------- characters */
 
@@ -182,10 +20,10 @@ static void line_feed(struct screen *screen)
     struct cursor *cursor = &screen->cursor;
     cursor->pending = false;
     if (cursor->row == screen->bottom)
-        scroll_up(screen, screen->top, screen->bottom, 1);
+        grid_scroll_up(screen, screen->top, screen->bottom, 1);
     else if (cursor->row + 1 < screen->rows)
         cursor->row++;
-    touch(screen, cursor->row);
+    grid_touch(screen, cursor->row);
 }
 
 static uint32_t decode(const char *bytes, unsigned size)
@@ -231,7 +69,7 @@ static void combine(struct screen *screen, const char *bytes, unsigned size)
         return;
     memcpy(cells[column].bytes + cells[column].size, bytes, size);
     cells[column].size = (uint8_t)(cells[column].size + size);
-    touch(screen, cursor->row);
+    grid_touch(screen, cursor->row);
 }
 
 /* A character that loses one half loses the other. */
@@ -279,7 +117,7 @@ static void put(struct screen *screen, const char *bytes, unsigned size)
         cell->size = (uint8_t)size;
         memcpy(cell->bytes, bytes, size);
     }
-    touch(screen, cursor->row);
+    grid_touch(screen, cursor->row);
     cursor->column += width;
     if (cursor->column >= screen->columns) {
         cursor->column = screen->columns - 1;
@@ -325,20 +163,20 @@ static void erase_display(struct screen *screen, long how)
 {
     const struct cursor *cursor = &screen->cursor;
     if (how == 0)
-        erase(screen, cursor->row, cursor->column, screen->columns);
+        grid_erase(screen, cursor->row, cursor->column, screen->columns);
     else if (how == 1)
-        erase(screen, cursor->row, 0, cursor->column + 1);
+        grid_erase(screen, cursor->row, 0, cursor->column + 1);
     unsigned from = how == 0 ? cursor->row + 1 : 0;
     unsigned to = how == 1 ? cursor->row : screen->rows;
     for (unsigned row = from; row < to && how <= 2; row++)
-        erase(screen, row, 0, screen->columns);
+        grid_erase(screen, row, 0, screen->columns);
 }
 
 static void erase_line(struct screen *screen, long how)
 {
     const struct cursor *cursor = &screen->cursor;
     unsigned from = how == 0 ? cursor->column : 0;
-    erase(screen, cursor->row, from, how == 1 ? cursor->column + 1 : screen->columns);
+    grid_erase(screen, cursor->row, from, how == 1 ? cursor->column + 1 : screen->columns);
 }
 
 /* Opens (or closes) a gap of blanks at the cursor. */
@@ -353,7 +191,7 @@ static void shift_cells(struct screen *screen, long count, bool open)
     else
         memmove(cells, cells + by, (room - by) * sizeof *cells);
     memset(open ? cells : cells + room - by, 0, by * sizeof *cells);
-    touch(screen, screen->cursor.row);
+    grid_touch(screen, screen->cursor.row);
 }
 
 static void shift_lines(struct screen *screen, long count, bool open)
@@ -366,7 +204,7 @@ static void shift_lines(struct screen *screen, long count, bool open)
     /* Deleted lines are gone; they are no history. */
     while (by--) {
         if (open) {
-            scroll_down(screen, row, screen->bottom, 1);
+            grid_scroll_down(screen, row, screen->bottom, 1);
             continue;
         }
         struct row first = screen->grid[row];
@@ -375,7 +213,7 @@ static void shift_lines(struct screen *screen, long count, bool open)
         memset(first.cells, 0, screen->columns * sizeof *first.cells);
         first.wrapped = false;
         screen->grid[screen->bottom] = first;
-        touch(screen, row);
+        grid_touch(screen, row);
     }
 }
 
@@ -496,15 +334,15 @@ static void run_csi(struct screen *screen, char final)
         shift_cells(screen, n, final == '@');
         return;
     case 'X':
-        erase(screen, cursor->row, cursor->column,
-              cursor->column + n > (long)screen->columns ? screen->columns
-                                                         : cursor->column + (unsigned)n);
+        grid_erase(screen, cursor->row, cursor->column,
+                   cursor->column + n > (long)screen->columns ? screen->columns
+                                                              : cursor->column + (unsigned)n);
         return;
     case 'S':
-        scroll_up(screen, screen->top, screen->bottom, clamp(screen, n));
+        grid_scroll_up(screen, screen->top, screen->bottom, clamp(screen, n));
         return;
     case 'T':
-        scroll_down(screen, screen->top, screen->bottom, clamp(screen, n));
+        grid_scroll_down(screen, screen->top, screen->bottom, clamp(screen, n));
         return;
     case 'h':
     case 'l':
@@ -580,7 +418,7 @@ static enum state run_escape(struct screen *screen, char byte)
     case 'M':
         screen->cursor.pending = false;
         if (screen->cursor.row == screen->top)
-            scroll_down(screen, screen->top, screen->bottom, 1);
+            grid_scroll_down(screen, screen->top, screen->bottom, 1);
         else if (screen->cursor.row)
             screen->cursor.row--;
         break;
@@ -717,8 +555,8 @@ struct screen *screen_new(unsigned columns, unsigned rows, size_t history_bytes_
     screen->columns = columns;
     screen->rows = rows;
     screen->history_bytes_max = history_bytes_max;
-    screen->main = rows_new(screen);
-    screen->other = rows_new(screen);
+    screen->main = grid_new(screen);
+    screen->other = grid_new(screen);
     screen->touched = 0;
     reset(screen);
     return screen;
@@ -728,8 +566,8 @@ void screen_free(struct screen *screen)
 {
     if (!screen)
         return;
-    rows_free(screen, screen->main);
-    rows_free(screen, screen->other);
+    grid_free(screen, screen->main);
+    grid_free(screen, screen->other);
     buf_deinit(&screen->history);
     buf_deinit(&screen->answers);
     free(screen);
@@ -759,52 +597,4 @@ bool screen_is_alternate(const struct screen *screen)
 bool screen_keys_are_application(const struct screen *screen)
 {
     return screen->application;
-}
-
-static void grid_text(const struct screen *screen, unsigned from, struct buf *out)
-{
-    unsigned end = screen->rows;
-    OWN(buf) struct buf line = {0};
-    for (; end > from; end--) {
-        row_text(screen, &screen->grid[end - 1], &line);
-        if (line.size)
-            break;
-    }
-    for (unsigned row = from; row < end; row++) {
-        row_text(screen, &screen->grid[row], out);
-        if (row + 1 < end && !screen->grid[row].wrapped)
-            buf_byte(out, '\n');
-    }
-}
-
-/* What the history has from line `number` on; '\r' marks where a line was wrapped. */
-static void history_text(const struct screen *screen, uint64_t number, struct buf *out)
-{
-    struct str rest = buf_str(&screen->history);
-    uint64_t line = screen->history_line;
-    size_t at = 0;
-    for (; line < number && at < rest.size; at++)
-        line += rest.data[at] == '\n' || rest.data[at] == '\r';
-    if (screen->history_line > number)
-        buf_format(out, "[... %llu lines left out ...]\n",
-                   (unsigned long long)(screen->history_line - number));
-    for (; at < rest.size; at++)
-        if (rest.data[at] != '\r')
-            buf_byte(out, rest.data[at]);
-}
-
-void screen_look(struct screen *screen, enum screen_look look, struct buf *out)
-{
-    bool whole = look == SCREEN_WHOLE || screen->grid == screen->other;
-    if (whole) {
-        grid_text(screen, 0, out);
-    } else if (screen->touched != UINT64_MAX) {
-        unsigned from = 0;
-        if (screen->touched < screen->lines_before)
-            history_text(screen, screen->touched, out);
-        else
-            from = (unsigned)(screen->touched - screen->lines_before);
-        grid_text(screen, from, out);
-    }
-    screen->touched = UINT64_MAX;
 }

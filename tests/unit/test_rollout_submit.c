@@ -1,0 +1,150 @@
+/* Submissions are whole: what the journal does not take never was, and nothing starts before it is
+ * kept. */
+#include "test_rollout.h"
+
+#include <sched.h>
+
+struct told {
+    int count;
+    enum err_kind kind;
+};
+
+static void on_stored(void *context, const struct err *err)
+{
+    struct told *told = context;
+    told->count++;
+    told->kind = err->kind;
+}
+
+static bool count_row(void *context, const struct store_rollout *row)
+{
+    (void)row;
+    ++*(size_t *)context;
+    return true;
+}
+
+static size_t rows_of(struct world *world)
+{
+    size_t count = 0;
+    struct store_query query = {.limit = 100};
+    struct err err = {0};
+    must(store_list_rollouts(world->store, &query, count_row, &count, &err), &err);
+    return count;
+}
+
+/* A journal on a small disk of its own, which is full. */
+static bool fill_disk(struct world *world, char *filler, size_t room)
+{
+    OWN(mem) char *journal = mem_format("%s/journal-home", world->home);
+    int flags = getuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
+    struct err err = {0};
+    (void)file_make_dirs(journal, 0755, &err);
+    if (unshare(flags) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", journal, "tmpfs", 0, "size=3m") < 0)
+        return false;
+    world->store_home = mem_dup(journal);
+    snprintf(filler, room, "%s/filler", journal);
+    return true;
+}
+
+TEST_WITHIN(a_submission_the_journal_does_not_take_never_was, 90)
+{
+    struct world world = {0};
+    char filler[256];
+    struct err err = {0};
+    strcpy(world.home, "/tmp/test-rollout-XXXXXX");
+    if (!mkdtemp(world.home))
+        abort();
+    if (!fill_disk(&world, filler, sizeof filler))
+        SKIP("no mount namespace here");
+    world_begin(&world, 0);
+    int file = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    char page[4096] = {0};
+    while (write(file, page, sizeof page) > 0)
+        ;
+    close(file);
+    OWN(mem) char *large = mem_zero((1 << 20) + 3);
+    memset(large, ' ', (1 << 20) + 2);
+    large[0] = '{';
+    large[1 << 20] = '}';
+    struct agent_spec *spec = shell_agent("true");
+    OWN(task) struct task *task = task_from_json(STR("{\"instruction\":\"x\"}"), "t", &err);
+    struct told told = {0};
+    struct rollout_request request = {
+        .agent = spec,
+        .task = task,
+        .model = world.model,
+        .sources = {.agent = "sh", .model = "m", .task = "t"},
+        .isolation = SANDBOX_ISOLATION_NO_LIMITS,
+        .callback = large,
+        .on_stored = on_stored,
+        .stored_context = &told,
+        .on_final = on_final,
+        .context = &world,
+    };
+    struct rollout_request all[2] = {request, request};
+    all[0].callback = NULL; /* this one alone would have found room */
+    struct rollout_group_request group = {.each = &request, .count = 3};
+    char ids[3][ID_MAX], name[ID_MAX];
+    must(rollouts_submit(world.rollouts, &request, ids[0], &err), &err);
+    must(rollouts_submit_all(world.rollouts, all, 2, ids, NULL, &err), &err);
+    must(rollouts_submit_group(world.rollouts, &group, name, ids, &err), &err);
+    EXPECT_INT(told.count, 0);
+    (void)rollouts_cancel(world.rollouts, ids[1], "nobody wants it", NULL);
+    while (told.count < 3)
+        loop_once(world.loop, 1000);
+    EXPECT_INT(told.kind, ERR_DISK_FULL);
+    struct rollout_counts counts = rollouts_counts(world.rollouts);
+    EXPECT_INT(counts.queued + counts.running + counts.ending + counts.finished, 0);
+    EXPECT_INT(rollouts_group_live(world.rollouts, name), 0);
+    OWN(mem) char *live = mem_format("%s/live/%s.json", world.home, ids[0]);
+    OWN(mem) char *dir = mem_format("%s/rollouts/%s", world.home, ids[0]);
+    EXPECT(!file_exists(live) && !file_exists(dir));
+    EXPECT_INT(unlink(filler), 0);
+    EXPECT_INT(rows_of(&world), 0);
+    /* There is room again: the next one is a rollout like any other. */
+    request.callback = NULL;
+    must(rollouts_submit(world.rollouts, &request, ids[0], &err), &err);
+    EXPECT(wait_until(&world, one_final));
+    EXPECT_INT(told.kind, ERR_NONE);
+    EXPECT_INT(world.fate, TRACE_FATE_OK);
+    EXPECT_INT(rows_of(&world), 1);
+    agent_spec_unref(spec);
+    world_close(&world);
+}
+
+TEST_WITHIN(nothing_starts_before_it_is_kept, 90)
+{
+    struct world world;
+    struct err err = {0};
+    struct told told = {0};
+    world_open(&world, 0);
+    struct agent_spec *spec = shell_agent("true");
+    OWN(task)
+    struct task *task =
+        task_from_json(STR("{\"instruction\":\"x\",\"setup\":[\"true\"]}"), "t", &err);
+    struct rollout_request request = {.agent = spec,
+                                      .task = task,
+                                      .model = world.model,
+                                      .isolation = SANDBOX_ISOLATION_NO_LIMITS,
+                                      .on_stored = on_stored,
+                                      .stored_context = &told,
+                                      .on_final = on_final,
+                                      .context = &world};
+    struct rollout_group_request group = {.each = &request, .count = 2, .share = ROLLOUT_SHARE_NO};
+    char ids[2][ID_MAX], name[ID_MAX];
+    must(rollouts_submit_group(world.rollouts, &group, name, ids, &err), &err);
+    EXPECT_INT(rollouts_counts(world.rollouts).running, 0);
+    EXPECT_INT(rollouts_group_live(world.rollouts, name), 2);
+    /* Who is cancelled meanwhile is so afterwards; the other one goes its way. */
+    must(rollouts_cancel(world.rollouts, ids[0], "nobody wants it", &err), &err);
+    EXPECT_INT(rollouts_counts(world.rollouts).running, 0);
+    while (world.finals < 2)
+        loop_once(world.loop, 1000);
+    EXPECT_INT(told.count, 1);
+    struct rollout_view view;
+    EXPECT(rollouts_view(world.rollouts, ids[0], &view) && view.fate == TRACE_FATE_CANCELLED);
+    EXPECT(rollouts_view(world.rollouts, ids[1], &view) && view.fate == TRACE_FATE_OK);
+    agent_spec_unref(spec);
+    world_close(&world);
+}
