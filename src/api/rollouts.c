@@ -345,40 +345,84 @@ static bool write_call(void *context, const struct store_call *row)
     return true;
 }
 
+/* What is asked about calls waits for the index and reads files: a worker does it. */
+struct look {
+    struct api *api;
+    struct http_exchange *exchange; /* NULL: whoever asked has left */
+    struct store *store;
+    bool whole; /* one call with everything; otherwise the list of a rollout's */
+    char *id;
+    struct buf body;
+    struct err err;
+};
+
+static void look(void *argument)
+{
+    struct look *looking = argument;
+    if (looking->whole) {
+        (void)store_read_call(looking->store, looking->id, &looking->body, &looking->err);
+        return;
+    }
+    struct json_writer out = {.out = &looking->body};
+    json_begin_object(&out);
+    json_key(&out, "calls");
+    json_begin_array(&out);
+    (void)store_list_calls(looking->store, looking->id, write_call, &out, &looking->err);
+    json_end_array(&out);
+    json_end_object(&out);
+}
+
+static void on_looked(void *argument)
+{
+    struct look *looking = argument;
+    struct api *api = looking->api;
+    if (looking->exchange && looking->err.kind != ERR_NONE)
+        api_answer_error(looking->exchange, &looking->err);
+    else if (looking->exchange)
+        http_respond_json(looking->exchange, 200, buf_str(&looking->body));
+    buf_deinit(&looking->body);
+    free(looking->id);
+    free(looking);
+    api_reply_done(api);
+}
+
+static void on_looker_gone(void *context)
+{
+    ((struct look *)context)->exchange = NULL;
+}
+
+static void start_look(struct api *api, struct http_exchange *exchange, const char *id, bool whole)
+{
+    struct look *looking = mem_zero(sizeof *looking);
+    looking->api = api;
+    looking->exchange = exchange;
+    looking->store = api->store;
+    looking->whole = whole;
+    looking->id = mem_dup(id);
+    api->replies++;
+    http_exchange_notify(exchange, 0, NULL, on_looker_gone, looking);
+    loop_work(api->loop, look, on_looked, looking);
+}
+
 void api_answer_calls(struct api *api, struct http_exchange *exchange, struct str name)
 {
     OWN(arena) struct arena arena = {0};
-    OWN(buf) struct buf body = {0};
-    struct json_writer out = {.out = &body};
     struct err err = {0};
     char id[ID_MAX * 2];
     bool live;
     const char *asked = api_name(exchange, name, &arena);
     if (!asked)
         return;
-    json_begin_object(&out);
-    json_key(&out, "calls");
-    json_begin_array(&out);
-    if (find_id(api, asked, id, &live, &err) < 0 ||
-        store_list_calls(api->store, id, write_call, &out, &err) < 0) {
+    if (find_id(api, asked, id, &live, &err) < 0)
         api_answer_error(exchange, &err);
-        return;
-    }
-    json_end_array(&out);
-    json_end_object(&out);
-    http_respond_json(exchange, 200, buf_str(&body));
+    else
+        start_look(api, exchange, id, false);
 }
 
 void api_answer_call(struct api *api, struct http_exchange *exchange, struct str name)
 {
     OWN(arena) struct arena arena = {0};
-    OWN(buf) struct buf body = {0};
-    struct err err = {0};
     const char *id = api_name(exchange, name, &arena);
-    if (!id)
-        return;
-    if (store_read_call(api->store, id, &body, &err) < 0)
-        api_answer_error(exchange, &err);
-    else
-        http_respond_json(exchange, 200, buf_str(&body));
+    if (id)
+        start_look(api, exchange, id, true);
 }
