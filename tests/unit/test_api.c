@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -20,6 +21,8 @@
 #include "test.h"
 
 struct world {
+    int (*submit)(void *context, const struct api_submit *orders, size_t count,
+                  struct api_receipt *receipt, struct err *err);
     struct loop *loop;
     char home[64];
     struct store *store;
@@ -137,7 +140,8 @@ static int world_open(struct world *world, struct err *err)
     struct api_options options = {.home = world->home,
                                   .store = world->store,
                                   .write_live = write_live,
-                                  .read_metrics = read_metrics};
+                                  .read_metrics = read_metrics,
+                                  .submit = world->submit};
     world->api = api_open(world->loop, &options, err);
     if (!world->api)
         return -1;
@@ -348,6 +352,93 @@ TEST(more_callbacks_than_fit_into_memory_are_all_dealt_with)
     for (int i = 0; i < 600 && callbacks_pending(&world); i++)
         loop_once(world.loop, 50);
     EXPECT_INT(callbacks_pending(&world), 0);
+    world_end(&world);
+}
+
+/* ---------------------------------------------------------------- submissions */
+struct post {
+    bool done;
+    int status;
+    struct buf body;
+};
+
+static void post_head(void *context, const struct http_answer_head *head)
+{
+    ((struct post *)context)->status = head->status;
+}
+
+static void post_data(void *context, struct str data)
+{
+    buf_str_append(&((struct post *)context)->body, data);
+}
+
+static void post_done(void *context, const struct err *err, bool sent_nothing)
+{
+    (void)err;
+    (void)sent_nothing;
+    ((struct post *)context)->done = true;
+}
+
+static void post(struct world *world, const char *body, struct post *out)
+{
+    static const struct http_call_handlers handlers = {post_head, post_data, post_done};
+    OWN(mem) char *authorization = mem_format("Bearer %s", world->token);
+    OWN(mem) char *url = mem_format("http://127.0.0.1:%u/v1/rollouts", api_port(world->api));
+    struct http_header header = {STR("authorization"), str_of(authorization)};
+    struct http_request request = {
+        .method = "POST", .url = url, .headers = &header, .header_count = 1, .body = str_of(body)};
+    (void)http_call_start(world->client, &request, &handlers, out);
+}
+
+static struct api_receipt held;
+static int submitted;
+
+static int hold(void *context, const struct api_submit *orders, size_t count,
+                struct api_receipt *receipt, struct err *err)
+{
+    (void)context;
+    (void)orders;
+    (void)err;
+    if (count != 1)
+        abort();
+    snprintf(receipt->ids[0], ID_MAX, "r-%d", ++submitted);
+    held = *receipt;
+    return 0;
+}
+
+TEST(who_repeats_a_submission_has_its_fate)
+{
+    struct world world = {0};
+    struct err err = {0};
+    static const char body[] = "{\"agent\":\"a\",\"task\":\"t\",\"model\":\"m\",\"key\":\"k\"}";
+    world_make(&world);
+    world.submit = hold;
+    EXPECT_INT(world_open(&world, &err), 0);
+    for (int kept = 0; kept < 2; kept++) {
+        struct post first = {0}, again = {0};
+        post(&world, body, &first);
+        while (submitted == kept)
+            loop_once(world.loop, 100);
+        post(&world, body, &again);
+        for (uint64_t until = clock_mono_ms() + 100; clock_mono_ms() < until;)
+            loop_once(world.loop, 10);
+        EXPECT(!first.done && !again.done);
+        EXPECT_INT(submitted, kept + 1);
+        struct err fate = {0};
+        if (kept)
+            put(&world, &(struct store_rollout){
+                            .id = "r-2", .stage = "queued", .key = "k", .key_hash = "x"});
+        else
+            err_set(&fate, ERR_DISK_FULL, "no room");
+        held.on_stored(held.context, &fate);
+        while (!first.done || !again.done)
+            loop_once(world.loop, 100);
+        EXPECT_INT(first.status, kept ? 201 : 507);
+        EXPECT_INT(again.status, kept ? 200 : 503);
+        EXPECT(!kept == (str_find(buf_str(&again.body), STR("r-")) < 0));
+        buf_deinit(&first.body);
+        buf_deinit(&again.body);
+    }
     world_end(&world);
 }
 
