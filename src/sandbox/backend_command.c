@@ -18,13 +18,10 @@
  * - A create that fails has run [destroy] before it says so.
  *
  * Nothing here knows ssh or podman. What to write in a file: docs/backends.md. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -37,8 +34,8 @@
 #include "json/json.h"
 #include "loop/loop.h"
 #include "sandbox/backend.h"
+#include "sandbox/backend_command_inner.h"
 #include "sandbox/backend_command_layers.h"
-#include "sandbox/backend_command_spec.h"
 #include "sandbox/process.h"
 
 enum {
@@ -48,59 +45,6 @@ enum {
     DESTROY_PAUSE_MS = 500,
     EXPLAIN_MS = 1000,
     FOUND_MAX = 10000,
-    VALUES_MAX = COMMAND_VARIABLES_MAX + 16,
-    ARENA_MAX = 4 << 20,
-};
-
-enum place_state {
-    PLACE_PORTER,
-    PLACE_LAYER,
-    PLACE_CREATE,
-    PLACE_LIVE,
-    PLACE_ENDING,
-    PLACE_DESTROY,
-    PLACE_GONE, /* its memory stays until this tick is over */
-};
-
-struct command {
-    struct backend base;
-    struct command_setup setup;
-    struct list places;
-    size_t place_count;
-    bool porter_there, porter_busy;
-    struct process *porter_step; /* check or upload in flight */
-    struct command_layers *layers;
-    char *home;     /* of Postern: for what is packed */
-    size_t errands; /* listings in flight */
-    bool stopping;
-    void (*on_stopped)(void *context);
-    void *stop_context;
-};
-
-struct place {
-    struct list link;
-    struct command *command;
-    char id[40];
-    enum place_state state;
-    /* What the sandbox asked for, as the words need it. */
-    char *label, *image, *hostname, *layer, *layer_name;
-    char memory[24], pids[16], cpus[24], disk[24];
-    bool root_user;
-    struct process *attach; /* the program that carries the frames */
-    struct err attach_err;  /* how it ended */
-    struct loop_timer timer;
-    struct loop_timer explain_timer;
-    void (*on_explained)(void *context, const struct err *why);
-    void *explain_context;
-    unsigned destroy_tries;
-    struct err err; /* why create failed */
-    void (*on_created)(void *context, struct backend_link *link, const struct err *err);
-    void *create_context;
-    sandbox_done on_destroyed;
-    void *destroy_context;
-    struct process *step; /* create or destroy in flight */
-    bool begun;           /* something may exist there */
-    bool trusted;         /* that the porter is there was remembered, not checked */
 };
 
 struct listing {
@@ -116,92 +60,6 @@ static void place_destroy_step(struct place *place);
 static void place_advance(struct place *place);
 static void start_porter_step(struct command *command, enum command_step step);
 static void stop_when_empty(struct command *command);
-
-/* ---------------------------------------------------------------- running a step */
-
-/* Values for the words; `place` may be NULL (check, upload, list). */
-static size_t collect_values(const struct command *command, const struct place *place,
-                             struct command_value *values)
-{
-    size_t count = 0;
-    values[count++] = (struct command_value){"porter", command->setup.porter_path};
-    values[count++] = (struct command_value){"porter_name", command->setup.porter_name};
-    if (place) {
-        values[count++] = (struct command_value){"id", place->id};
-        values[count++] = (struct command_value){"label", place->label};
-        values[count++] = (struct command_value){"image", place->image};
-        values[count++] = (struct command_value){"memory", place->memory};
-        values[count++] = (struct command_value){"pids", place->pids};
-        values[count++] = (struct command_value){"cpus", place->cpus};
-        values[count++] = (struct command_value){"disk", place->disk};
-        values[count++] = (struct command_value){"hostname", place->hostname};
-        values[count++] = (struct command_value){"root_user", place->root_user ? "yes" : ""};
-        values[count++] = (struct command_value){"layer", place->layer};
-        values[count++] = (struct command_value){"layer_name", place->layer_name};
-    }
-    for (size_t i = 0; i < command->setup.spec.variable_count; i++)
-        values[count++] = (struct command_value){command->setup.spec.variables[i].name,
-                                                 command->setup.variables[i]};
-    CHECK(count <= VALUES_MAX);
-    return count;
-}
-
-/* Starts the program of a step. `pipe` becomes its standard input and, for [attach], its output,
- * unless -1. */
-static struct process *start_step(struct command *command, const struct place *place,
-                                  enum command_step step, int pipe, uint32_t timeout_ms,
-                                  void (*on_end)(void *, const struct process_end *), void *context,
-                                  struct err *err)
-{
-    OWN(arena) struct arena arena = {.bytes_max = ARENA_MAX};
-    struct command_value values[VALUES_MAX];
-    size_t count = collect_values(command, place, values);
-    const char *const *argv =
-        command_expand(&command->setup.spec, step, values, count, &arena, err);
-    if (!argv)
-        return NULL;
-    OWN(fd) int porter = -1;
-    if (step == STEP_UPLOAD) {
-        porter = open(command->setup.porter_path, O_RDONLY | O_CLOEXEC);
-        if (porter < 0) {
-            err_errno(err, "the porter '%s'", command->setup.porter_path);
-            return NULL;
-        }
-    }
-    struct process_options options = {
-        .argv = argv,
-        .env = (const char *const *)command->setup.env,
-        .input = pipe >= 0 ? pipe : porter,
-        .output = step == STEP_ATTACH ? pipe : -1,
-        .timeout_ms = timeout_ms,
-        .on_end = on_end,
-        .context = context,
-    };
-    struct process *process = process_start(command->base.loop, &options, err);
-    if (!process)
-        err_wrap(err, "[%s] of backend '%s'", command_step_names[step], command->setup.spec.name);
-    return process;
-}
-
-static bool succeeded(const struct process_end *end)
-{
-    return !end->timed_out && WIFEXITED(end->wait_status) && WEXITSTATUS(end->wait_status) == 0;
-}
-
-/* What a failed step means: the file says which exit codes are worth another try. */
-static void step_error(const struct command *command, enum command_step step,
-                       const struct process_end *end, struct err *err)
-{
-    char text[400];
-    process_describe(end, text, sizeof text);
-    enum err_kind kind = end->timed_out ? ERR_TIMEOUT : ERR_SYSTEM;
-    for (size_t i = 0; i < command->setup.spec.retry_code_count; i++)
-        if (WIFEXITED(end->wait_status) &&
-            WEXITSTATUS(end->wait_status) == command->setup.spec.retry_codes[i])
-            kind = ERR_LOST;
-    err_set(err, kind, "[%s] of backend '%s': %s", command_step_names[step],
-            command->setup.spec.name, text);
-}
 
 /* ---------------------------------------------------------------- the porter, once */
 
@@ -235,12 +93,12 @@ static void on_upload_end(void *context, const struct process_end *end)
 {
     struct command *command = context;
     command->porter_step = NULL;
-    if (succeeded(end)) {
+    if (command_step_succeeded(end)) {
         porter_done(command, NULL);
         return;
     }
     struct err err = {0};
-    step_error(command, STEP_UPLOAD, end, &err);
+    command_step_error(command, STEP_UPLOAD, end, &err);
     porter_done(command, &err);
 }
 
@@ -248,7 +106,7 @@ static void on_check_end(void *context, const struct process_end *end)
 {
     struct command *command = context;
     command->porter_step = NULL;
-    if (succeeded(end) || command->stopping) {
+    if (command_step_succeeded(end) || command->stopping) {
         porter_done(command, NULL);
         return;
     }
@@ -260,8 +118,8 @@ static void start_porter_step(struct command *command, enum command_step step)
 {
     struct err err = {0};
     command->porter_step =
-        start_step(command, NULL, step, -1, command->setup.spec.steps[step].timeout_ms,
-                   step == STEP_CHECK ? on_check_end : on_upload_end, command, &err);
+        command_step_start(command, NULL, step, -1, command->setup.spec.steps[step].timeout_ms,
+                           step == STEP_CHECK ? on_check_end : on_upload_end, command, &err);
     if (!command->porter_step)
         porter_done(command, &err);
 }
@@ -372,12 +230,12 @@ static void on_destroy_end(void *context, const struct process_end *end)
 {
     struct place *place = context;
     place->step = NULL;
-    if (succeeded(end)) {
+    if (command_step_succeeded(end)) {
         place_gone(place, NULL);
         return;
     }
     struct err err = {0};
-    step_error(place->command, STEP_DESTROY, end, &err);
+    command_step_error(place->command, STEP_DESTROY, end, &err);
     destroy_failed(place, &err);
 }
 
@@ -390,9 +248,9 @@ static void place_destroy_step(struct place *place)
         return;
     }
     struct err err = {0};
-    place->step =
-        start_step(command, place, STEP_DESTROY, -1,
-                   command->setup.spec.steps[STEP_DESTROY].timeout_ms, on_destroy_end, place, &err);
+    place->step = command_step_start(command, place, STEP_DESTROY, -1,
+                                     command->setup.spec.steps[STEP_DESTROY].timeout_ms,
+                                     on_destroy_end, place, &err);
     if (!place->step)
         destroy_failed(place, &err);
 }
@@ -440,7 +298,7 @@ static void on_attach_end(void *context, const struct process_end *end)
 {
     struct place *place = context;
     place->attach = NULL;
-    step_error(place->command, STEP_ATTACH, end, &place->attach_err);
+    command_step_error(place->command, STEP_ATTACH, end, &place->attach_err);
     if (place->state != PLACE_ENDING && place->trusted) {
         /* Somebody may have removed the porter there: look again, which is worth another try. */
         place->command->porter_there = false;
@@ -487,8 +345,8 @@ static void place_attach(struct place *place)
     if (fd_nonblocking(ours, true) < 0)
         err_errno(&place->err, "socket pair");
     else
-        place->attach =
-            start_step(command, place, STEP_ATTACH, theirs, 0, on_attach_end, place, &place->err);
+        place->attach = command_step_start(command, place, STEP_ATTACH, theirs, 0, on_attach_end,
+                                           place, &place->err);
     if (!place->attach) {
         place_end(place);
         return;
@@ -511,8 +369,8 @@ static void on_create_end(void *context, const struct process_end *end)
         place_destroy_step(place);
         return;
     }
-    if (!succeeded(end)) {
-        step_error(place->command, STEP_CREATE, end, &place->err);
+    if (!command_step_succeeded(end)) {
+        command_step_error(place->command, STEP_CREATE, end, &place->err);
         place_end(place);
         return;
     }
@@ -529,9 +387,9 @@ static void place_make(struct place *place)
         return;
     }
     place->state = PLACE_CREATE;
-    place->step = start_step(command, place, STEP_CREATE, -1,
-                             command->setup.spec.steps[STEP_CREATE].timeout_ms, on_create_end,
-                             place, &place->err);
+    place->step = command_step_start(command, place, STEP_CREATE, -1,
+                                     command->setup.spec.steps[STEP_CREATE].timeout_ms,
+                                     on_create_end, place, &place->err);
     if (!place->step)
         place_end(place);
 }
@@ -573,14 +431,14 @@ static struct process *layer_start(void *owner, enum command_step step, const ch
     struct command *command = owner;
     OWN(mem) char *name = command_layer_name(dir);
     struct place nobody = {.layer = (char *)dir, .layer_name = name};
-    return start_step(command, &nobody, step, input, command->setup.spec.steps[step].timeout_ms,
-                      on_end, context, err);
+    return command_step_start(command, &nobody, step, input,
+                              command->setup.spec.steps[step].timeout_ms, on_end, context, err);
 }
 
 static void layer_describe(void *owner, enum command_step step, const struct process_end *end,
                            struct err *err)
 {
-    step_error(owner, step, end, err);
+    command_step_error(owner, step, end, err);
 }
 
 static const char *const *layer_environment(void *owner)
@@ -740,9 +598,9 @@ static void listing_done(struct listing *listing, const struct sandbox_found *fo
 static void on_list_end(void *context, const struct process_end *end)
 {
     struct listing *listing = context;
-    if (!succeeded(end)) {
+    if (!command_step_succeeded(end)) {
         struct err err = {0};
-        step_error(listing->command, STEP_LIST, end, &err);
+        command_step_error(listing->command, STEP_LIST, end, &err);
         listing_done(listing, NULL, 0, &err);
         return;
     }
@@ -773,8 +631,9 @@ static void command_find(struct backend *backend,
     command->errands++;
     struct err err = {0};
     if (command->setup.spec.steps[STEP_LIST].argv &&
-        start_step(command, NULL, STEP_LIST, -1, command->setup.spec.steps[STEP_LIST].timeout_ms,
-                   on_list_end, listing, &err))
+        command_step_start(command, NULL, STEP_LIST, -1,
+                           command->setup.spec.steps[STEP_LIST].timeout_ms, on_list_end, listing,
+                           &err))
         return;
     if (err.kind)
         LOG_WARN("sandbox", NULL, "%s", err.text);
