@@ -178,6 +178,8 @@ int main(int argc, char **argv)
     (void)signal(SIGPIPE, SIG_IGN);
     read_options(argc, argv);
     struct loop *loop = loop_new(&err);
+    if (loop)
+        (void)loop_heap_start(loop);
     store = loop ? store_open(options.home, &err) : NULL;
     if (!store)
         die(&err);

@@ -135,6 +135,13 @@ static void answer_status(struct http_exchange *exchange, int status, const char
     http_respond(exchange, status, headers, header ? 2 : 1, buf_str(&body));
 }
 
+/* Nearly all routes differ in the first letter behind "/v1/": the rest is not looked at. */
+static bool begins_alike(const struct api_route *route, struct str path)
+{
+    enum { FIRST = 4 };
+    return path.size <= FIRST || route->path[FIRST] == path.data[FIRST];
+}
+
 /* Does the path fit the route; *name is what stands for the first {name}. */
 static bool fits(const struct api_route *route, struct str path, struct str *name)
 {
@@ -171,7 +178,8 @@ struct search {
 static void look(struct search *search, const struct api_route *route, bool may)
 {
     struct str name;
-    if (search->found || !(may || route->open) || !fits(route, search->path, &name))
+    if (search->found || !(may || route->open) || !begins_alike(route, search->path) ||
+        !fits(route, search->path, &name))
         return;
     bool get = strcmp(route->method, "GET") == 0;
     if (str_is(search->method, route->method) || (str_is(search->method, "HEAD") && get)) {

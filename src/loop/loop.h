@@ -72,6 +72,14 @@ void loop_work(struct loop *loop, void (*work)(void *), void (*done)(void *), vo
 #define LOOP_SCRATCH_BYTES 65536
 char *loop_scratch(struct loop *loop);
 
+/* --- the process's heap: for programs that live long, once, before lanes start --- */
+struct loop_heap;
+struct loop_heap *loop_heap_start(struct loop *loop); /* tunes it, and looks after it from now on */
+void loop_heap_stop(struct loop_heap *heap);          /* NULL is fine; on the loop's thread */
+/* Gives free pages back when there are many; *settled is 0 at first. For heap.c and its test. */
+bool loop_heap_trim(size_t *settled);
+size_t loop_heap_resident(void); /* bytes of this process in memory */
+
 /* --- children and signals --- */
 struct loop_child {
     struct loop_watch watch;

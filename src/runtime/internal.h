@@ -37,6 +37,7 @@ struct machine_lane {
 struct machine {
     const struct config *config;
     struct loop *loop; /* control: the thread that opened the machine */
+    struct loop_heap *heap;
     struct lanes *lanes;
     struct store *store;
     struct machine_lane *rooms;

@@ -153,6 +153,8 @@ static int build(struct machine *machine, const struct machine_options *options,
     const int numbers[] = {SIGINT, SIGTERM};
     (void)signal(SIGPIPE, SIG_IGN);
     machine->loop = loop_new(err);
+    if (machine->loop)
+        machine->heap = loop_heap_start(machine->loop);
     if (!machine->loop ||
         loop_signal_start(machine->loop, &machine->signal, numbers, COUNT(numbers), on_signal,
                           machine, err) < 0 ||
@@ -259,6 +261,7 @@ void machine_free(struct machine *machine)
     store_close(machine->store);
     if (machine->loop) {
         loop_signal_stop(&machine->signal);
+        loop_heap_stop(machine->heap);
         loop_free(machine->loop);
     }
     if (machine->owner_path)

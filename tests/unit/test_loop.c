@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -611,4 +612,40 @@ TEST(no_lanes_at_all_is_an_error)
 {
     struct err err = {0};
     EXPECT(lanes_new(0, &err) == NULL && err.kind == ERR_INPUT);
+}
+
+/* --- the heap --- */
+
+/* The sanitizers have heaps of their own. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(what_a_burst_leaves_behind_is_given_back_once)
+{
+    enum { COUNT_MAX = 40000, SIZE = 5000 };
+    static char *pieces[COUNT_MAX];
+    size_t settled = 0;
+    EXPECT(!loop_heap_trim(&settled)); /* nothing to give */
+    for (size_t i = 0; i < COUNT_MAX; i++)
+        memset(pieces[i] = malloc(SIZE), 1, SIZE);
+    size_t during = loop_heap_resident();
+    EXPECT(!loop_heap_trim(&settled)); /* it is in use */
+    for (size_t i = 0; i < COUNT_MAX; i++)
+        if (i % 50 != 49) /* what stays lies between what goes */
+            free(pieces[i]);
+    EXPECT(loop_heap_resident() > during / 2);
+    EXPECT(loop_heap_trim(&settled));
+    EXPECT(loop_heap_resident() < during / 2);
+    EXPECT(!loop_heap_trim(&settled));
+    for (size_t i = 49; i < COUNT_MAX; i += 50)
+        free(pieces[i]);
+}
+#endif
+
+TEST(the_heap_is_let_go_of_with_its_loop)
+{
+    struct loop *loop = start();
+    struct loop_heap *heap = loop_heap_start(loop);
+    loop_once(loop, 0);
+    loop_heap_stop(heap);
+    loop_heap_stop(NULL);
+    loop_free(loop);
 }
