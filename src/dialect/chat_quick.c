@@ -3,17 +3,17 @@
  *     {..., "choices":[{"index":0, "delta":{"content":"..."}, "logprobs":{...},
  * "token_ids":[...]}]}
  *
- * A stream is thousands of these. What is captured and what is stripped is found in the same pass;
- * nothing is done before all of the text was seen. Whatever is not of this shape (a finish reason,
- * usage, tool calls, several choices, an error, a key that comes twice, a member of a choice or a
- * delta that is not known here) is refused and goes the general way of dialect_chat.c, which must
- * come to the same result for what is accepted here: fuzz_dialect_chat.c and test_dialect_quick.c
- * compare the two. */
+ * (or, in the delta, a piece of one tool call). A stream is thousands of these. What is captured
+ * and what is stripped is found in the same pass; nothing is done before all of the text was seen.
+ * Whatever is not of this shape (a finish reason, usage, several tool calls or choices, an error, a
+ * key that comes twice, a member of a choice or a delta that is not known here) is refused and goes
+ * the general way of dialect_chat.c, which must come to the same result for what is accepted here:
+ * fuzz_dialect_chat.c and test_dialect_quick.c compare the two. */
 #include "dialect/chat.h"
 
 #define TOKENS_MAX 64
 
-enum part { ROOT, CHOICE, DELTA, LOGPROBS, ENTRY };
+enum part { ROOT, CHOICE, DELTA, CALL, FUNCTION, LOGPROBS, ENTRY };
 
 /* What a member means to us. */
 enum known {
@@ -36,11 +36,19 @@ enum known {
     KNOWN_REASONING_CONTENT,
     KNOWN_REASONING,
     KNOWN_REFUSAL,
+    KNOWN_CALLS,
+    KNOWN_CALL_INDEX,
+    KNOWN_CALL_ID,
+    KNOWN_FUNCTION,
+    KNOWN_NAME,
+    KNOWN_ARGUMENTS,
     KNOWN_LIST,
     KNOWN_LOGPROB,
     KNOWN_TOKEN,
     KNOWN_TOKEN_ID,
 };
+
+_Static_assert(KNOWN_TOKEN_ID < 32, "seen in a word");
 
 enum deed { KEEP, REMOVE, BLANK };
 
@@ -51,7 +59,9 @@ struct quick {
     const char *written; /* up to here the text is in `out`; NULL: it is relayed as it is */
     const char *start;
     struct json_text id, model, text, reasoning_content, reasoning, refusal;
-    long long created;
+    struct json_text call_id, call_name, arguments;
+    bool has_call;
+    long long call_index, created;
     bool has_ids, has_logprobs;
     uint32_t id_count, logprob_count, entry_id_count;
     int32_t token_id, named_id; /* of the entry that is being read; -1: none */
@@ -119,6 +129,8 @@ static enum known known_in_delta(struct str key)
         return IS("content") ? KNOWN_TEXT : IS("refusal") ? KNOWN_REFUSAL : KNOWN_STRANGE;
     case 9:
         return IS("reasoning") ? KNOWN_REASONING : KNOWN_STRANGE;
+    case 10:
+        return IS("tool_calls") ? KNOWN_CALLS : KNOWN_STRANGE;
     case 17:
         return IS("reasoning_content") ? KNOWN_REASONING_CONTENT : KNOWN_STRANGE;
     }
@@ -142,6 +154,14 @@ static enum known known_in(enum part part, struct str key)
         return known_in_choice(key);
     case DELTA:
         return known_in_delta(key);
+    case CALL:
+        return IS("index")      ? KNOWN_CALL_INDEX
+               : IS("function") ? KNOWN_FUNCTION
+               : IS("id")       ? KNOWN_CALL_ID
+               : IS("type")     ? KNOWN_IDLE
+                                : KNOWN_STRANGE;
+    case FUNCTION:
+        return IS("arguments") ? KNOWN_ARGUMENTS : IS("name") ? KNOWN_NAME : KNOWN_STRANGE;
     case LOGPROBS:
         return IS("content") ? KNOWN_LIST : KNOWN_IDLE;
     case ENTRY:
@@ -238,6 +258,20 @@ static bool read_choices(struct quick *quick)
            read_object(quick, CHOICE) && scan->at < scan->end && *scan->at++ == ']';
 }
 
+/* One, or none. */
+static bool read_calls(struct quick *quick)
+{
+    struct json_scan *scan = &quick->scan;
+    if (json_scan_peek(scan) == 'n')
+        return json_scan_null(scan);
+    if (!json_scan_byte(scan, '['))
+        return false;
+    if (json_scan_byte(scan, ']'))
+        return true;
+    quick->has_call = true;
+    return read_object(quick, CALL) && json_scan_byte(scan, ']');
+}
+
 static bool read_object_kind(struct quick *quick)
 {
     struct json_text kind;
@@ -298,6 +332,18 @@ static bool read_value(struct quick *quick, enum known known)
         return read_piece(quick, &quick->reasoning);
     case KNOWN_REFUSAL:
         return read_piece(quick, &quick->refusal);
+    case KNOWN_CALLS:
+        return read_calls(quick);
+    case KNOWN_CALL_INDEX:
+        return json_scan_int(scan, &quick->call_index);
+    case KNOWN_CALL_ID:
+        return read_piece(quick, &quick->call_id);
+    case KNOWN_FUNCTION:
+        return read_object(quick, FUNCTION);
+    case KNOWN_NAME:
+        return read_piece(quick, &quick->call_name);
+    case KNOWN_ARGUMENTS:
+        return read_piece(quick, &quick->arguments);
     case KNOWN_LIST:
         return read_entries(quick);
     case KNOWN_LOGPROB:
@@ -309,7 +355,7 @@ static bool read_value(struct quick *quick, enum known known)
     case KNOWN_USAGE:
     case KNOWN_PROMPT_IDS:
     case KNOWN_PROMPT_LOGPROBS:
-    case KNOWN_STRANGE: /* finish_reason, tool_calls, and whatever else may come */
+    case KNOWN_STRANGE: /* finish_reason, and whatever else may come */
         return json_scan_null(scan);
     case KNOWN_REFUSED:
         return false;
@@ -394,6 +440,13 @@ static void apply(const struct quick *quick, struct answer_builder *builder, str
               scratch);
     add_piece(builder, TRACE_DELTA_TEXT, quick->text, scratch);
     add_piece(builder, TRACE_DELTA_REFUSAL, quick->refusal, scratch);
+    if (!quick->has_call)
+        return;
+    struct str id = json_text_str(quick->call_id, scratch);
+    struct str name = json_text_str(quick->call_name, scratch);
+    struct answer_call *call = answer_call(builder, quick->call_index, id, name);
+    if (call) /* there was room */
+        answer_call_add(builder, call, id, name, json_text_str(quick->arguments, scratch));
 }
 
 bool chat_quick_event(struct answer_builder *builder, struct str data,
@@ -410,12 +463,16 @@ bool chat_quick_event(struct answer_builder *builder, struct str data,
     quick.start = quick.scan.at;
     quick.id = quick.model = quick.text = quick.refusal = none;
     quick.reasoning_content = quick.reasoning = none;
+    quick.call_id = quick.call_name = quick.arguments = none;
+    quick.has_call = false;
+    quick.call_index = -1;
     quick.created = 0;
     quick.has_ids = quick.has_logprobs = false;
     quick.id_count = quick.logprob_count = quick.entry_id_count = 0;
     bool usual = read_object(&quick, ROOT);
     const char *end = quick.scan.at;
-    if (!usual || !json_scan_end(&quick.scan)) {
+    bool room = !quick.has_call || builder->call_count < ANSWER_CALLS_MAX;
+    if (!usual || !room || !json_scan_end(&quick.scan)) {
         buf_clear(out);
         return false;
     }

@@ -106,6 +106,27 @@ static void put_logprobs(struct buf *out)
     put(out, ANY("]}", "] }", "],\"refusal\":null}"));
 }
 
+static void put_calls(struct buf *out)
+{
+    put(out, "[");
+    for (uint32_t i = 0, count = dice(10) ? 1 : dice(4); i < count; i++) {
+        put(out, i ? "," : "");
+        put(out, ANY("{", "{\"index\":0,", "{\"index\":0,", "{\"index\":1,", "{\"index\":null,"));
+        put(out, ANY("", "", "\"id\":\"i\",", "\"id\":\"j\\n\",", "\"id\":null,",
+                     "\"type\":\"function\","));
+        put(out, ANY("\"function\":{\"arguments\":", "\"function\":{\"name\":\"f\",\"arguments\":",
+                     "\"function\":{\"name\":null,\"arguments\":",
+                     "\"custom\":{\"name\":\"f\",\"input\":",
+                     "\"function\":{\"name\":7,\"arguments\":"));
+        if (dice(12))
+            put_string(out);
+        else
+            put(out, ANY("{\"a\":1}", "7", "[]"));
+        put(out, ANY("}}", "}}", "}}", "},\"custom\":null}", "},\"index\":2}"));
+    }
+    put(out, "]");
+}
+
 static void put_delta(struct buf *out)
 {
     put(out, "{");
@@ -121,11 +142,14 @@ static void put_delta(struct buf *out)
         put_string(out);
         comma = ",";
     }
-    if (dice(15) == 0)
-        buf_format(out, "%s\"tool_calls\":%s", comma,
-                   ANY("null", "[]",
-                       "[{\"index\":0,\"id\":\"i\",\"function\":{\"name\":\"n\","
-                       "\"arguments\":\"{}\"}}]"));
+    if (dice(3) == 0) {
+        buf_format(out, "%s\"tool_calls\":", comma);
+        comma = ",";
+        if (dice(10) == 0)
+            put(out, ANY("null", "[]", "[ ]", "{}", "[null]", "[{}]"));
+        else
+            put_calls(out);
+    }
     if (dice(15) == 0)
         buf_format(out, "%s\"reasoning_details\":%s", comma,
                    ANY("null", "[]", "[{\"type\":\"reasoning.text\",\"text\":\"t\"}]"));
@@ -273,4 +297,19 @@ TEST(the_quick_way_comes_to_what_the_general_way_comes_to)
                   buf_text(&stream), buf_text(&quick), buf_text(&general));
         return;
     }
+}
+
+TEST(too_many_tool_calls_are_too_many_either_way)
+{
+    OWN(buf) struct buf stream = {0}, quick = {0}, general = {0};
+    for (int i = 0; i < 300; i++)
+        buf_format(
+            &stream,
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":%d,\"id\":"
+            "\"i%d\",\"function\":{\"name\":\"f\",\"arguments\":\"\"}}]}}]}\n\n",
+            i, i);
+    read_all(buf_str(&stream), (struct dialect_reader_options){0}, &quick);
+    read_all(buf_str(&stream), (struct dialect_reader_options){.thorough = true}, &general);
+    EXPECT_TEXT(buf_text(&quick), buf_text(&general));
+    EXPECT(str_find(buf_str(&quick), STR("tool calls")) >= 0);
 }
