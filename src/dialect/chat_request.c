@@ -205,13 +205,10 @@ static int read_messages(struct read_context *context, struct json body, struct 
     struct trace_message *list = read_room(context, messages, sizeof *list);
     if (!list || read_skim_begin(context, messages, 0) < 0)
         return -1;
-    size_t at = 0, unread;
-    JSON_EACH (item, messages) {
+    size_t at, unread;
+    struct json_item item = read_skim_first(context, messages, &at, &unread);
+    for (; json_exists(item.value); item = json_following(item)) {
         char where[40];
-        if (read_skim_known(context, at, &unread)) {
-            at++;
-            continue;
-        }
         snprintf(where, sizeof where, "messages[%zu]", at);
         context->where = where;
         int result = read_message(context, item.value, &list[at++]);

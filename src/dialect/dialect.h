@@ -79,16 +79,19 @@ struct dialect_skim {
     size_t known;
     const uint32_t *known_ends;
     const char *known_array; /* where in the body they are; another array is read as a whole */
+    size_t known_end;        /* byte of the body where they end; 0: not known */
     struct str known_front, known_tools; /* as JSON; data NULL: not known */
     size_t known_tool_count;
     /* Out: where the conversation is in the body (data NULL: it cannot be skimmed), how many
      * messages come before it (a system prompt of its own), and for each element how many messages
      * there are up to its end; DIALECT_SKIM_OPEN where the next may add to the last message. */
     struct str array;
+    struct json array_value;
     struct str front_value, tools; /* in the body; data NULL: there are none */
     size_t front;
     uint32_t *ends; /* in the arena */
     size_t count;
+    struct json_item rest;   /* the first element that was read */
     size_t blank, blank_end; /* messages from..to that were not read; from == to: all were */
     bool tools_blank;        /* they were counted, but not read: there is no list of them */
 };

@@ -202,12 +202,12 @@ static int read_turn(struct read_context *context, struct json turn, struct trac
     return read_fail_type(context, "role", "user, assistant or system");
 }
 
-static size_t messages_at_most(const struct dialect_skim *skim, struct json turns)
+/* In these turns and those that follow. */
+static size_t messages_at_most(struct json_item item)
 {
-    size_t count = skim->known ? skim->blank_end : skim->front, at = 0;
-    JSON_EACH (item, turns)
-        if (at++ >= skim->known)
-            count += 1 + json_size(json_get(item.value, "content"));
+    size_t count = 0;
+    for (; json_exists(item.value); item = json_following(item))
+        count += 1 + json_size(json_get(item.value, "content"));
     return count;
 }
 
@@ -221,24 +221,21 @@ static int read_turns(struct read_context *context, struct json body, struct tra
     bool front_known = front && read_skim_front(context, system);
     if (read_skim_begin(context, turns, front) < 0)
         return -1;
+    size_t at;
+    out->message_count = front;
+    struct json_item item = read_skim_first(context, turns, &at, &out->message_count);
     struct trace_message *list =
-        arena_alloc(context->arena, messages_at_most(context->skim, turns) * sizeof *list);
+        arena_alloc(context->arena, (out->message_count + messages_at_most(item)) * sizeof *list);
     if (!list)
         return read_out_of_room(context);
     out->messages = list;
-    out->message_count = front;
     if (front && !front_known) {
         list[0].role = TRACE_SYSTEM;
         if (read_parts(context, system, "system", any_block, &list[0]) < 0)
             return -1;
     }
-    size_t at = 0;
-    JSON_EACH (item, turns) {
+    for (; json_exists(item.value); item = json_following(item)) {
         char where[40];
-        if (read_skim_known(context, at, &out->message_count)) {
-            at++;
-            continue;
-        }
         snprintf(where, sizeof where, "messages[%zu]", at++);
         context->where = where;
         int count = read_turn(context, item.value, &list[out->message_count]);

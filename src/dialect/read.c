@@ -60,6 +60,7 @@ int read_skim_begin(struct read_context *context, struct json array, size_t fron
 {
     struct dialect_skim *skim = context->skim;
     skim->array = json_raw(array);
+    skim->array_value = array;
     skim->front = front;
     skim->count = json_size(array);
     skim->ends = read_room(context, array, sizeof *skim->ends);
@@ -76,13 +77,21 @@ int read_skim_begin(struct read_context *context, struct json array, size_t fron
     return 0;
 }
 
-bool read_skim_known(struct read_context *context, size_t at, size_t *count)
+struct json_item read_skim_first(struct read_context *context, struct json array, size_t *at,
+                                 size_t *count)
 {
-    const struct dialect_skim *skim = context->skim;
-    if (at >= skim->known)
-        return false;
-    *count = skim->blank_end;
-    return true;
+    struct dialect_skim *skim = context->skim;
+    *at = skim->known;
+    if (skim->known)
+        *count = skim->blank_end;
+    if (skim->known && skim->known_end) {
+        skim->rest = json_from(array, skim->known, skim->known_end);
+        return skim->rest;
+    }
+    skim->rest = json_first(array);
+    for (size_t i = 0; i < skim->known; i++)
+        skim->rest = json_following(skim->rest);
+    return skim->rest;
 }
 
 void read_skim_end(struct read_context *context, size_t at, size_t count, bool open)

@@ -37,8 +37,10 @@ bool read_skim_tools(struct read_context *context, struct json tools, size_t *co
 /* The conversation: an array whose elements are read one after another. `front`: the messages that
  * come before it. */
 int read_skim_begin(struct read_context *context, struct json array, size_t front);
-/* Whether element `at` is known; *count becomes the number of messages up to its end. */
-bool read_skim_known(struct read_context *context, size_t at, size_t *count);
+/* The first element that is not known, to walk on from, and which it is. *count becomes the number
+ * of messages up to there when some are known. */
+struct json_item read_skim_first(struct read_context *context, struct json array, size_t *at,
+                                 size_t *count);
 /* Element `at` was read; now there are `count` messages. `open`: the next may add to the last. */
 void read_skim_end(struct read_context *context, size_t at, size_t count, bool open);
 int read_text(struct read_context *context, struct json object, const char *key, bool needed,

@@ -208,16 +208,12 @@ static int read_items(struct read_context *context, struct json input, struct tr
                       size_t *count)
 {
     bool in_run = false;
-    size_t at = 0;
+    size_t at;
     if (read_skim_begin(context, input, *count) < 0)
         return -1;
-    JSON_EACH (item, input) {
+    struct json_item item = read_skim_first(context, input, &at, count);
+    for (; json_exists(item.value); item = json_following(item)) {
         char where[40];
-        if (read_skim_known(context, at, count)) {
-            in_run = false;
-            at++;
-            continue;
-        }
         snprintf(where, sizeof where, "input[%zu]", at++);
         context->where = where;
         if (json_type(item.value) != JSON_OBJECT)

@@ -122,16 +122,16 @@ static void write_chat(struct json chat, struct json_writer *out)
 /* What the lane knows anyway, having read the body: where the trainer's members are in it. Only for
  * chat completions, and only when they can be handed on as they are. */
 void hold_view_read(struct hold_view *view, const struct dialect *dialect, struct json body,
-                    size_t plain, struct arena *arena)
+                    const struct json_item *rest, struct arena *arena)
 {
     *view = (struct hold_view){0};
     struct json messages = json_get(body, "messages"), tools = json_get(body, "tools");
     struct json prompt = json_get(body, "prompt_token_ids");
     if (dialect != &dialect_chat || json_type(messages) != JSON_ARRAY)
         return;
-    size_t at = 0;
-    JSON_EACH (item, messages)
-        if (at++ >= plain && json_is(json_get(item.value, "role"), "developer"))
+    struct json_item item = rest ? *rest : json_first(messages);
+    for (; json_exists(item.value); item = json_following(item))
+        if (json_is(json_get(item.value, "role"), "developer"))
             return;
     OWN(buf) struct buf sampling = {0};
     struct json_writer out = {.out = &sampling};

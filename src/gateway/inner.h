@@ -136,9 +136,10 @@ struct hold_view {
     struct str sampling;                /* an object */
     bool known;
 };
-/* The first `plain` messages are known to be of no other role than a trainer knows. */
+/* The messages before `rest` are known to be of no other role than a trainer knows; NULL: none is.
+ */
 void hold_view_read(struct hold_view *view, const struct dialect *dialect, struct json body,
-                    size_t plain, struct arena *arena);
+                    const struct json_item *rest, struct arena *arena);
 
 /* How a call is held. */
 struct prefix;
@@ -365,7 +366,7 @@ struct ancestor {
     struct json_doc doc; /* its tape; empty: it was too large to be kept */
     /* struct dialect_skim, its values in the body. */
     uint32_t *ends; /* NULL: not known */
-    size_t end_count, front, tool_count, array_at;
+    size_t end_count, front, tool_count, array_at, last_end;
     struct str front_value, tools_value;
     bool tools_plain; /* dialect_tools_plain() */
     bool plain;       /* struct hold_view was known */
@@ -685,9 +686,9 @@ const struct ancestor *lineage_parent(struct call *call, size_t *shared);
 /* Hashes what of call->request was read, while it is at hand: once, however often it is compared.
  */
 void lineage_hash(struct call *call);
-/* How many messages of the call, from the front, its parent had and a trainer may see as they are.
- */
-size_t lineage_plain(const struct call *call);
+/* Where the messages begin that its parent did not have; those before may be seen by a trainer as
+ * they are. NULL: look at all. */
+const struct json_item *lineage_plain(const struct call *call);
 /* Adds the request, and what it and the prompt may be a difference to. */
 void lineage_entry(struct call *call, struct store_record *entry);
 /* The call's line of calls.jsonl, without what its parent's line has. */

@@ -146,10 +146,10 @@ const struct ancestor *lineage_parent(struct call *call, size_t *shared)
     return call->parent < 0 ? NULL : &call->session->lineage.ancestors[call->parent];
 }
 
-size_t lineage_plain(const struct call *call)
+const struct json_item *lineage_plain(const struct call *call)
 {
     /* What is blank was taken from a parent, which shares these bytes with the newest, too. */
-    return call->skim.blank != call->skim.blank_end && call->plain ? call->skim.known : 0;
+    return call->skim.known && call->plain ? &call->skim.rest : NULL;
 }
 
 void lineage_hash(struct call *call)
@@ -314,6 +314,7 @@ static void keep_skim(struct call *call, struct ancestor *place)
     struct dialect_skim *skim = &call->skim;
     place->dialect = call->dialect;
     place->plain = call->view.known;
+    struct str last = json_raw(json_last(skim->array_value)); /* while the tape is here */
     if (call->doc.count * JSON_NODE_BYTES <= place->body->bytes.size) {
         json_doc_trim(&call->doc);
         place->doc = call->doc;
@@ -330,6 +331,7 @@ static void keep_skim(struct call *call, struct ancestor *place)
     memcpy(place->ends, skim->ends, skim->count * sizeof *place->ends);
     place->end_count = skim->count;
     place->array_at = (size_t)(skim->array.data - place->body->bytes.data);
+    place->last_end = (size_t)(last.data + last.size - place->body->bytes.data);
 }
 
 void lineage_add(struct call *call)

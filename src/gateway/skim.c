@@ -113,21 +113,29 @@ static bool may_leave_blank(const struct call *call)
 }
 
 /* How many elements of the conversation are the parent's, byte for byte: those of the same array
- * that end before the first difference. */
-static size_t known_elements(const struct call *call, const struct ancestor *parent, size_t shared)
+ * that end before the first difference. All are objects, which say themselves where they end. */
+static void find_known(const struct call *call, const struct ancestor *parent, size_t shared,
+                       struct dialect_skim *skim)
 {
-    if (!parent->ends || shared <= parent->array_at)
-        return 0;
     size_t count = 0;
-    struct json array = json_at_byte(&call->doc, parent->array_at);
-    JSON_EACH (item, array) {
-        struct str raw = json_raw(item.value);
-        size_t end = (size_t)(raw.data + raw.size - call->doc.source.data);
-        if (end >= shared || count == parent->end_count)
-            break;
-        count++;
+    if (!parent->ends || shared <= parent->array_at)
+        return;
+    if (shared >= parent->last_end) {
+        count = parent->end_count;
+        skim->known_end = parent->last_end;
+    } else {
+        JSON_EACH (item, json_at_byte(&call->doc, parent->array_at)) {
+            struct str raw = json_raw(item.value);
+            size_t end = (size_t)(raw.data + raw.size - call->doc.source.data);
+            if (end > shared || count == parent->end_count)
+                break;
+            skim->known_end = end;
+            count++;
+        }
     }
-    return dialect_skim_known(parent->ends, count);
+    skim->known = dialect_skim_known(parent->ends, count);
+    if (skim->known != count)
+        skim->known_end = 0;
 }
 
 static int read_request(struct call *call, const struct dialect_route *route,
@@ -136,7 +144,7 @@ static int read_request(struct call *call, const struct dialect_route *route,
     struct dialect_skim *skim = &call->skim;
     *skim = (struct dialect_skim){0};
     if (parent && may_leave_blank(call) && parent->dialect == call->dialect) {
-        skim->known = known_elements(call, parent, shared);
+        find_known(call, parent, shared, skim);
         skim->known_ends = parent->ends;
         skim->known_array = call->doc.source.data + parent->array_at;
         skim->known_front = parent->front_value;

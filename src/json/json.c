@@ -22,6 +22,8 @@ struct parser {
     const char *start, *at, *end;
     uint32_t nodes_max, depth_max, depth;
     uint32_t open; /* the innermost open container, or NO_PARENT */
+    uint32_t last; /* the value, or key, that was read last */
+    uint32_t widest_count;
     struct err *err;
 };
 
@@ -73,7 +75,7 @@ static int add_node(struct parser *parser, enum json_type type, const char *star
         .next = (uint32_t)doc->count + 1,
         .info = (uint32_t)type | extra,
     };
-    doc->count++;
+    parser->last = (uint32_t)doc->count++;
     return 0;
 }
 
@@ -229,6 +231,12 @@ static void close_container(struct parser *parser)
 {
     parser->at++;
     struct json_node *node = &parser->doc->nodes[parser->open];
+    if (node_count(node) > parser->widest_count) {
+        parser->widest_count = node_count(node);
+        parser->doc->widest = parser->open;
+        parser->doc->widest_last = parser->last;
+    }
+    parser->last = parser->open;
     parser->open = node->next;
     node->size = (uint32_t)(parser->at - parser->start) - node->start;
     node->next = (uint32_t)parser->doc->count;
@@ -341,17 +349,19 @@ static int read_document(struct parser *parser, bool after_value)
 /* ---------------------------------------------------------------- a text that grew */
 
 /* Where reading can go on: behind the last value of an open container that ends inside what is
- * shared. A value whose last byte is the last shared one may go on in the new text (12 and 123), so
- * one byte more must be shared. */
+ * shared. A number whose last byte is the last shared one may go on in the new text (12 and 123),
+ * so one byte more must be shared. */
 struct cut {
-    uint32_t open;  /* the container */
+    uint32_t open; /* the container */
+    uint32_t value;
     uint32_t nodes; /* of the tape that stay */
     size_t at;
 };
 
 static bool ends_inside(const struct json_node *node, size_t shared)
 {
-    return (size_t)node->start + node->size < shared;
+    bool closed = node_type(node) >= JSON_STRING; /* it says itself where it ends */
+    return (size_t)node->start + node->size < shared + closed;
 }
 
 /* Looks at the members of one container: how many are whole, and *inner, the one in which the
@@ -363,6 +373,14 @@ static bool find_cut_in(const struct json_doc *before, uint32_t container, size_
     bool object = node_type(&nodes[container]) == JSON_OBJECT;
     uint32_t at = container + 1, left = node_count(&nodes[container]), values = 0;
     *inner = NO_PARENT;
+    if (before->widest_last && container == before->widest &&
+        ends_inside(&nodes[before->widest_last], shared)) {
+        const struct json_node *last = &nodes[before->widest_last];
+        *cut = (struct cut){container, before->widest_last, last->next,
+                            (size_t)last->start + last->size};
+        *whole = left;
+        return true;
+    }
     while (left--) {
         uint32_t value = at + object;
         if (!ends_inside(&nodes[value], shared)) {
@@ -372,7 +390,7 @@ static bool find_cut_in(const struct json_doc *before, uint32_t container, size_
         }
         values++;
         at = nodes[value].next;
-        *cut = (struct cut){container, at, (size_t)nodes[value].start + nodes[value].size};
+        *cut = (struct cut){container, value, at, (size_t)nodes[value].start + nodes[value].size};
     }
     *whole = values;
     return values > 0;
@@ -411,6 +429,16 @@ static bool go_on(struct parser *parser, const struct json_doc *before, size_t s
     if (before != doc)
         memcpy(doc->nodes, before->nodes, cut.nodes * sizeof *doc->nodes);
     doc->count = cut.nodes;
+    bool stays = before->widest < cut.nodes;
+    for (uint32_t i = 0; i < cut_depth; i++)
+        stays &= path[i] != before->widest;
+    if (stays) {
+        doc->widest = before->widest;
+        doc->widest_last = before->widest_last;
+        parser->widest_count = doc->widest_last ? node_count(&doc->nodes[doc->widest]) : 0;
+    } else {
+        doc->widest_last = 0;
+    }
     for (uint32_t i = 0; i < cut_depth; i++) {
         struct json_node *open = &doc->nodes[path[i]];
         /* Values that are whole; the last one of the innermost is counted by read_separator(). */
@@ -419,6 +447,7 @@ static bool go_on(struct parser *parser, const struct json_doc *before, size_t s
         open->next = i ? path[i - 1] : NO_PARENT;
     }
     parser->open = cut.open;
+    parser->last = cut.value;
     parser->depth = cut_depth;
     parser->at = parser->start + cut.at;
     return true;
@@ -447,8 +476,10 @@ int json_read_on(struct json_doc *doc, struct str source, const struct json_doc 
         .err = err,
     };
     bool known = before && shared <= source.size && go_on(&parser, before, shared);
-    if (!known)
+    if (!known) {
         doc->count = 0;
+        doc->widest_last = 0;
+    }
     if (read_document(&parser, known) < 0) {
         doc->count = 0;
         return -1;

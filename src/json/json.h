@@ -40,6 +40,9 @@ struct json_doc {
     struct str source;
     struct json_node *nodes;
     size_t count, capacity;
+    /* The container with the most members, and the last value in it; 0: there is none. What grows
+     * usually grows there. */
+    uint32_t widest, widest_last;
 };
 
 struct json {
@@ -90,6 +93,11 @@ struct json_item {
 };
 struct json_item json_first(struct json container);
 struct json_item json_following(struct json_item item);
+/* The last element, at once where none has more. */
+struct json json_last(struct json array);
+/* Element `index`, to walk on from: the first value that begins at or behind `byte` of the source.
+ */
+struct json_item json_from(struct json array, size_t index, size_t byte);
 #define JSON_EACH(item, container)                                                                 \
     for (struct json_item item = json_first(container); json_exists(item.value);                   \
          item = json_following(item))

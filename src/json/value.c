@@ -21,9 +21,10 @@ struct json json_root(const struct json_doc *doc)
     return doc->count ? (struct json){doc, 0} : nothing;
 }
 
-struct json json_at_byte(const struct json_doc *doc, size_t offset)
+/* The first node that begins at or behind that byte: they are in the order of the source. */
+static size_t node_at(const struct json_doc *doc, size_t offset)
 {
-    size_t low = 0, high = doc->count; /* nodes are in the order of the source */
+    size_t low = 0, high = doc->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (doc->nodes[middle].start < offset)
@@ -31,6 +32,12 @@ struct json json_at_byte(const struct json_doc *doc, size_t offset)
         else
             high = middle;
     }
+    return low;
+}
+
+struct json json_at_byte(const struct json_doc *doc, size_t offset)
+{
+    size_t low = node_at(doc, offset);
     return low < doc->count && doc->nodes[low].start == offset ? (struct json){doc, (uint32_t)low}
                                                                : nothing;
 }
@@ -85,6 +92,22 @@ struct json_item json_following(struct json_item item)
     }
     next.value = after;
     return next;
+}
+
+struct json json_last(struct json array)
+{
+    const struct json_doc *doc = array.doc;
+    if (doc && doc->widest_last && doc->widest == array.at)
+        return (struct json){doc, doc->widest_last};
+    return json_size(array) ? json_at(array, json_size(array) - 1) : nothing;
+}
+
+struct json_item json_from(struct json array, size_t index, size_t byte)
+{
+    if (index >= json_size(array))
+        return (struct json_item){0};
+    struct json value = {array.doc, (uint32_t)node_at(array.doc, byte)};
+    return (struct json_item){.value = value, .left = (uint32_t)(json_size(array) - index)};
 }
 
 static unsigned hex_of(const char *digits)
