@@ -460,6 +460,7 @@ struct gateway_session {
     struct gateway_stats stats;
     uint32_t turns_reserved;
     int64_t tokens_reserved;
+    size_t bytes_reserved; /* bodies of calls under way */
     bool tools_seen;
     uint32_t *script_uses;
     uint32_t refusals[REFUSALS];
@@ -589,6 +590,7 @@ struct call {
 
     bool reserved, reserved_turn;
     int64_t reserved_tokens;
+    size_t reserved_bytes;
 };
 
 #define CALL_LOG(level, call, ...)                                                                 \

@@ -37,6 +37,7 @@
 #define SERVER_GRACE_MS 2000
 #define TOKENS_EXPECTED 4096
 #define BYTES_PER_TOKEN 4
+#define BODIES_AT_ONCE 2u /* of the largest size: that much may be on its way, and again held */
 #define TOO_MANY "too many calls of this rollout are in flight"
 #define WASTED_PER_CALL 10u /* requests that are refused, for each call there may be */
 #define WASTED_BODIES 32u   /* and their bytes, in bodies of the largest size */
@@ -169,7 +170,10 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
         (request->sampling.tokens_max > 0 ? request->sampling.tokens_max : TOKENS_EXPECTED);
     *status = 429;
     *retry_after_s = 1;
-    if ((limits->turns_max && !side &&
+    size_t size = call->body->bytes.size;
+    if ((stats->in_flight &&
+         session->bytes_reserved + size > limits->body_bytes_max * BODIES_AT_ONCE) ||
+        (limits->turns_max && !side &&
          stats->turns + session->turns_reserved >= limits->turns_max) ||
         (limits->tokens_max && stats->in_flight &&
          used + session->tokens_reserved + expected > limits->tokens_max))
@@ -182,6 +186,8 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
     call->reserved = true;
     call->reserved_turn = !side;
     call->reserved_tokens = expected;
+    call->reserved_bytes = size;
+    session->bytes_reserved += size;
     session->turns_reserved += !side;
     session->tokens_reserved += expected;
     atomic_fetch_add(&session->gateway->calls, !call->record.number);
@@ -197,6 +203,7 @@ void session_unreserve(struct gateway_session *session, struct call *call)
     session->stats.in_flight--;
     session->turns_reserved -= call->reserved_turn;
     session->tokens_reserved -= call->reserved_tokens;
+    session->bytes_reserved -= call->reserved_bytes;
     atomic_fetch_sub(&session->gateway->in_flight, 1);
 }
 
@@ -505,6 +512,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     }
     struct http_server_options server = {
         .body_bytes_max = session->limits.body_bytes_max,
+        .collect_bytes_max = session->limits.body_bytes_max * BODIES_AT_ONCE,
         .connections_max = session->limits.connections_max,
         .on_request = on_request,
         .context = session,

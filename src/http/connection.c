@@ -380,6 +380,7 @@ static long take_head(struct http_conn *conn, char *data, size_t size)
 static void report_body(struct http_exchange *exchange, struct str body)
 {
     exchange->reported = true;
+    http_exchange_uncount(exchange); /* whoever takes it has limits of its own */
     if (exchange->mode == BODY_COLLECT) {
         exchange->on_body(exchange->body_context, exchange, body, NULL);
         buf_deinit(&exchange->collected);
@@ -431,6 +432,10 @@ static long take_body(struct http_conn *conn, char *data, size_t size)
         body_failed(conn, 413, ERR_LIMIT, "the request body is too large");
         return 0;
     }
+    if (http_exchange_body_crowded(exchange)) {
+        body_failed(conn, 503, ERR_CAPACITY, "too much is being sent at once");
+        return 0;
+    }
     if (!size)
         return -1;
     size_t taken;
@@ -443,6 +448,10 @@ static long take_body(struct http_conn *conn, char *data, size_t size)
     exchange->body_bytes += (uint64_t)found;
     if (http_exchange_body_too_large(exchange)) {
         body_failed(conn, 413, ERR_LIMIT, "the request body is too large");
+        return (long)taken;
+    }
+    if (http_exchange_body_crowded(exchange)) { /* of chunks: as they come */
+        body_failed(conn, 503, ERR_CAPACITY, "too much is being sent at once");
         return (long)taken;
     }
     struct str piece = str_make(data, (size_t)found);

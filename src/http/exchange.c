@@ -66,6 +66,7 @@ void http_exchange_free(struct http_exchange *exchange)
 {
     if (!exchange)
         return;
+    http_exchange_uncount(exchange);
     buf_deinit(&exchange->collected);
     free(exchange);
 }
@@ -84,6 +85,30 @@ bool http_exchange_body_too_large(const struct http_exchange *exchange)
         max = exchange->collect_max;
     uint64_t promised = exchange->body.kind == HTTP_BODY_LENGTH ? exchange->body.left : 0;
     return exchange->mode != BODY_DISCARD && exchange->body_bytes + promised > max;
+}
+
+bool http_exchange_body_crowded(struct http_exchange *exchange)
+{
+    struct http_server *server = exchange->conn->server;
+    size_t max = server ? server->options.collect_bytes_max : 0;
+    uint64_t promised = exchange->body.kind == HTTP_BODY_LENGTH ? exchange->body.left : 0;
+    uint64_t size = exchange->body_bytes + promised;
+    if (!max || exchange->mode != BODY_COLLECT || size <= exchange->counted)
+        return false;
+    size_t more = (size_t)size - exchange->counted;
+    bool alone = server->collecting == exchange->counted;
+    if (!alone && server->collecting + more > max)
+        return true;
+    server->collecting += more;
+    exchange->counted += more;
+    return false;
+}
+
+void http_exchange_uncount(struct http_exchange *exchange)
+{
+    if (exchange->counted && exchange->conn->server)
+        exchange->conn->server->collecting -= exchange->counted;
+    exchange->counted = 0;
 }
 
 bool http_exchange_tell(struct http_exchange *exchange, const struct err *err)

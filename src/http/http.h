@@ -27,8 +27,11 @@ struct http_server;
 struct http_exchange; /* one request and its answer, seen from the server */
 
 struct http_server_options {
-    size_t head_bytes_max;      /* 0: 64 KiB */
-    size_t body_bytes_max;      /* 0: 64 MiB; for http_exchange_collect and streamed bodies alike */
+    size_t head_bytes_max; /* 0: 64 KiB */
+    size_t body_bytes_max; /* 0: 64 MiB; for http_exchange_collect and streamed bodies alike */
+    /* 0: no limit: of all bodies being collected at once; who would exceed it, and is not alone,
+     * gets a 503. */
+    size_t collect_bytes_max;
     size_t connections_max;     /* 0: 10000; more are refused with 503 and closed */
     uint32_t head_ms_max;       /* 0: 30 s from first byte to end of head */
     uint32_t body_idle_ms_max;  /* 0: 60 s without a body byte */

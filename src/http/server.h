@@ -16,6 +16,7 @@ struct http_server {
     struct list listeners;
     struct list connections;
     size_t connection_count;
+    size_t collecting; /* bytes of bodies being collected, promised or there */
     struct loop_timer grace;
     void (*on_closed)(void *context);
     void *closed_context;
@@ -83,6 +84,7 @@ struct http_exchange {
     struct http_body body;
     uint64_t body_bytes; /* received so far */
     size_t collect_max;
+    size_t counted; /* in the server's `collecting` */
     struct buf collected;
     void (*on_body)(void *, struct http_exchange *, struct str, const struct err *);
     void (*on_data)(void *, struct http_exchange *, struct str, bool, const struct err *);
@@ -124,6 +126,9 @@ bool http_exchange_wants_body(const struct http_exchange *exchange);
 uint64_t http_exchange_body_due(const struct http_exchange *exchange);
 /* By what came and by what its length promises. */
 bool http_exchange_body_too_large(const struct http_exchange *exchange);
+/* Counts a body that is being collected; true: there is no room for it beside the others. */
+bool http_exchange_body_crowded(struct http_exchange *exchange);
+void http_exchange_uncount(struct http_exchange *exchange);
 /* Tells the handler that the exchange is over; false when there is no way to tell it. */
 bool http_exchange_tell(struct http_exchange *exchange, const struct err *err);
 /* Answers with an error of ours. */

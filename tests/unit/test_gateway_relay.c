@@ -488,6 +488,33 @@ TEST(requests_that_are_no_calls_run_out_too)
     world_end(&world);
 }
 
+/* Connections and calls are bounded by number; what they hold is bounded in all. */
+TEST(large_bodies_at_once_are_told_to_come_again)
+{
+    struct world world = {.upstream_answer = answer_later};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){.limits.body_bytes_max = 100000});
+    struct reply replies[3];
+    for (int i = 0; i < 3; i++) {
+        OWN(buf) struct buf large = {0};
+        buf_format(&large, "{\"model\":\"m%d\",\"messages\":[{\"role\":\"user\",\"content\":\"", i);
+        while (large.size < 90000)
+            buf_byte(&large, 'x');
+        buf_str_append(&large, STR("\"}]}"));
+        agent_ask_at(&world, &replies[i], "/v1/chat/completions", buf_str(&large));
+        PUMP_UNTIL(&world, world.upstream_calls == i + 1 || replies[i].done);
+    }
+    EXPECT_INT(world.upstream_calls, 2);
+    EXPECT_INT(replies[2].status, 429);
+    world_close_session(&world, 0);
+    for (int i = 0; i < 3; i++) {
+        reply_wait(&replies[i]);
+        buf_deinit(&replies[i].body);
+    }
+    world_end(&world);
+}
+
 /* ---------------------------------------------------------------- what the inlet is not */
 
 TEST(ways_out_are_refused_at_once_and_counted_by_host)
