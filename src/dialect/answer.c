@@ -50,6 +50,8 @@ void answer_add(struct answer_builder *builder, enum trace_delta_kind kind, stru
 
 void answer_keep(struct answer_builder *builder, struct str item)
 {
+    if (!item.size) /* an event that should have brought one */
+        return;
     buf_byte(&builder->opaque, builder->opaque.size ? ',' : '[');
     buf_str_append(&builder->opaque, item);
 }
