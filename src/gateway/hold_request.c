@@ -9,7 +9,7 @@
 #include "gateway/inner.h"
 
 #define QUIET_MS 1000
-#define CROWD 64 /* more calls than this on a lane: memory matters more than reading once more */
+#define CROWD 16 /* more calls than this on a lane: memory matters more than reading once more */
 #define KEPT_CALL_MAX ((size_t)12 << 10)
 #define KEPT_LANE_MAX ((size_t)2 << 20)
 

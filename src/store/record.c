@@ -24,7 +24,7 @@
 #define SUM_OFFSET 24u
 #define RESYNC_TRIES_MAX 1000
 #define SEQUENCE_JUMP_MAX (1u << 24)
-#define USUAL_REST 1024u     /* ids, numbers, what a request adds to its parent */
+#define USUAL_REST 832u      /* what a request adds to its parent */
 #define SHARED_BYTES_MIN 64u /* less is not worth a reference */
 
 static const char magic[8] = {'P', 'O', 'S', 'T', 'E', 'R', 'N', 'J'};
@@ -187,7 +187,8 @@ int record_write(struct buf *out, const struct store_record *record, struct err 
         return err_set(err, ERR_LIMIT, "a journal record of %zu bytes and %zu tokens is too large",
                        record->body.size, tokens);
     size_t start = out->size;
-    (void)buf_reserve(out, RECORD_HEAD_SIZE + record->body.size + USUAL_REST);
+    (void)buf_reserve(out, RECORD_HEAD_SIZE + record->body.size + 192 +
+                               (record->request.data ? USUAL_REST : 0));
     memset(buf_reserve(out, RECORD_HEAD_SIZE), 0, RECORD_HEAD_SIZE);
     buf_added(out, RECORD_HEAD_SIZE);
 
