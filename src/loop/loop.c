@@ -221,6 +221,13 @@ void loop_stop(struct loop *loop)
 
 /* --- the tick --- */
 
+static _Thread_local const struct loop *ticking; /* the one whose callbacks this thread runs */
+
+bool loop_in_tick(const struct loop *loop)
+{
+    return ticking == loop;
+}
+
 static void dispatch(struct loop *loop, const struct epoll_event *event)
 {
     uint32_t index = (uint32_t)event->data.u64;
@@ -284,6 +291,8 @@ void loop_once(struct loop *loop, int wait_ms_max)
     atomic_store(&loop->asleep, false);
     if (!loop->is_virtual && wait != 0)
         loop->now_ms = clock_mono_ms();
+    const struct loop *outer = ticking;
+    ticking = loop;
     loop->in_tick = true;
     for (int i = 0; i < count; i++)
         if (events[i].data.u64 != WAKE_TAG)
@@ -293,6 +302,7 @@ void loop_once(struct loop *loop, int wait_ms_max)
     for (int round = 0; round < DEFERRED_ROUNDS_MAX && run_deferred(loop);)
         round++;
     loop->in_tick = false;
+    ticking = outer;
 }
 
 void loop_run(struct loop *loop)

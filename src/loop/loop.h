@@ -1,10 +1,10 @@
 /* loop.h - the door of the loop room: one thread that waits for everything.
  *
- * A loop belongs to one thread. All calls happen on that thread, except loop_post() and
- * loop_stop(), which may come from any. Callbacks run on the loop thread, never from inside the
- * call that asked for them. Structs embedded by the caller (loop_watch, loop_timer) must outlive
- * their activity; a stopped watch or timer calls nothing more, also when stopped from another
- * callback of the same tick.
+ * A loop belongs to one thread. All calls happen on that thread, except loop_post(), loop_stop()
+ * and loop_in_tick(), which may come from any. Callbacks run on the loop thread, never from inside
+ * the call that asked for them. Structs embedded by the caller (loop_watch, loop_timer) must
+ * outlive their activity; a stopped watch or timer calls nothing more, also when stopped from
+ * another callback of the same tick.
  *
  * Lanes are N loops on N threads. Each object lives on one lane; lanes talk by loop_post(). */
 #ifndef LOOP_H
@@ -62,7 +62,9 @@ void loop_timer_stop(struct loop_timer *timer);
 
 /* --- later --- */
 void loop_defer(struct loop *loop, void (*run)(void *),
-                void *argument);                                        /* when this tick is over */
+                void *argument); /* when this tick is over */
+/* Whether the caller is a callback of this loop, and may defer. From any thread. */
+bool loop_in_tick(const struct loop *loop);
 void loop_post(struct loop *loop, void (*run)(void *), void *argument); /* from any thread */
 /* Runs `work` on a worker thread, then `done` on this loop. Bounded pool shared by all loops. */
 void loop_work(struct loop *loop, void (*work)(void *), void (*done)(void *), void *argument);

@@ -5,7 +5,9 @@
  *     indexer:    every INDEX_MS, or when somebody wants to read: what is committed -> SQLite
  *
  * While one commit is being synced the next gathers in the queue, so that the number of syncs does
- * not grow with the number of askers. An intent has to survive our own death only, for which the
+ * not grow with the number of askers. An asker that is in a tick of its loop cannot be told before
+ * the tick is over: the committer is woken then, for all that came in it, or when a few are queued.
+ * An intent has to survive our own death only, for which the
  * kernel's memory is enough: its asker's thread writes it itself when nobody else is writing at
  * that moment, and the next entry's sync covers it. So an intent costs one system call and no
  * change of threads, and it may overtake records that are still queued.
@@ -17,6 +19,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -31,6 +34,7 @@
 #define QUEUE_BYTES_MAX ((uint64_t)256 << 20)
 #define BATCH_BYTES_MAX ((uint64_t)16 << 20)
 #define CHUNK_BYTES_MAX ((uint64_t)64 << 20) /* waiting for the index: more is read again later */
+#define QUEUED_MAX 8                         /* do not wait for the end of a tick */
 #define INDEX_MS 200
 #define INDEX_BYTES_MAX ((uint64_t)4 << 20) /* more does not wait */
 #define FLUSH_MS_MAX 10000
@@ -71,6 +75,9 @@ struct writer {
     pthread_cond_t wake, index_wake, indexed;
     struct item *first, **last;
     uint64_t queued_bytes;
+    uint32_t queued; /* items that wait for the end of a tick */
+    bool due;        /* what is queued is to be committed now */
+    bool committer_waiting;
     bool closing, committer_done;
     enum store_sync sync;
     struct store_counts counts;
@@ -80,6 +87,7 @@ struct writer {
     bool flush_wanted, index_waiting;
     struct item *rows; /* committed, and told when they are indexed */
 
+    atomic_int users; /* its owner, and ticks that wake it at their end */
     pthread_t committer, indexer;
     bool committer_runs, indexer_runs;
     struct index *index; /* the indexer's own */
@@ -302,6 +310,7 @@ static void requeue(struct writer *writer, const struct chunk *chunk)
         if (!writer->first)
             writer->last = &item->next;
         writer->first = item;
+        writer->due = true;
         writer->queued_bytes += item->bytes.size;
         pthread_mutex_unlock(&writer->lock);
     }
@@ -344,7 +353,6 @@ static void commit(struct writer *writer, struct item *batch, bool sync)
         waiting = writer->chunk_bytes;
         pthread_mutex_unlock(&writer->journal_lock);
         index_later(writer, waiting, 0, only_calls(batch));
-        leave_rows(writer, &batch);
     } else {
         LOG_ERROR("store", NULL, "nothing of this commit was kept: %s", err.text);
     }
@@ -354,14 +362,18 @@ static void commit(struct writer *writer, struct item *batch, bool sync)
     writer->counts.bytes += good ? size : 0;
     writer->counts.failed = !good;
     pthread_mutex_unlock(&writer->lock);
+    if (good)
+        leave_rows(writer, &batch);
     finish(batch, &err);
 }
 
 static struct item *take_batch(struct writer *writer, bool *sync)
 {
     pthread_mutex_lock(&writer->lock);
-    while (!writer->first && !writer->closing)
+    writer->committer_waiting = true;
+    while (!(writer->first && writer->due) && !writer->closing)
         pthread_cond_wait(&writer->wake, &writer->lock);
+    writer->committer_waiting = false;
     struct item *batch = writer->first;
     struct item **end = &writer->first;
     uint64_t bytes = 0;
@@ -377,6 +389,8 @@ static struct item *take_batch(struct writer *writer, bool *sync)
         *end = NULL;
         writer->queued_bytes -= bytes;
     }
+    writer->due = writer->first != NULL; /* the rest of what was due */
+    writer->queued = 0;
     *sync = writer->sync == STORE_SYNC_ALWAYS ||
             (writer->sync == STORE_SYNC_BATCH && !only_intents(batch));
     pthread_mutex_unlock(&writer->lock);
@@ -571,19 +585,55 @@ static bool write_intent(struct writer *writer, struct item *item)
     return done;
 }
 
+static void writer_unref(struct writer *writer)
+{
+    if (atomic_fetch_sub(&writer->users, 1) > 1)
+        return;
+    pthread_mutex_destroy(&writer->journal_lock);
+    pthread_mutex_destroy(&writer->lock);
+    pthread_cond_destroy(&writer->wake);
+    pthread_cond_destroy(&writer->index_wake);
+    pthread_cond_destroy(&writer->indexed);
+    free(writer);
+}
+
+/* Under the lock. */
+static void commit_now(struct writer *writer)
+{
+    writer->due = writer->first != NULL;
+    if (writer->due && writer->committer_waiting)
+        pthread_cond_signal(&writer->wake);
+}
+
+static void on_tick_over(void *argument)
+{
+    struct writer *writer = argument;
+    pthread_mutex_lock(&writer->lock);
+    commit_now(writer);
+    pthread_mutex_unlock(&writer->lock);
+    writer_unref(writer);
+}
+
 static bool enqueue(struct writer *writer, struct item *item)
 {
+    struct loop *loop = item->loop; /* once it is queued, the item may be gone */
+    bool later = loop && loop_in_tick(loop);
     pthread_mutex_lock(&writer->lock);
-    bool full = is_full(writer, item), first = !writer->first;
+    bool full = is_full(writer, item);
     if (!full) {
         *writer->last = item;
         writer->last = &item->next;
         writer->queued_bytes += item->bytes.size;
         writer->counts.appended++;
-        if (first)
-            pthread_cond_signal(&writer->wake);
+        later = later && ++writer->queued < QUEUED_MAX;
+        if (later)
+            atomic_fetch_add(&writer->users, 1);
+        else
+            commit_now(writer);
     }
     pthread_mutex_unlock(&writer->lock);
+    if (!full && later)
+        loop_defer(loop, on_tick_over, writer);
     return !full;
 }
 
@@ -662,6 +712,7 @@ struct writer *writer_open(const char *home, struct index *index, struct err *er
     writer->chunks_end = &writer->chunks;
     writer->journal.fd = -1;
     writer->index = index;
+    writer->users = 1;
     long long last = 0;
     if (index_number(index, "SELECT max(updated_ms) FROM rollouts", NULL, &last, err) < 0) {
         free(writer);
@@ -706,10 +757,5 @@ void writer_close(struct writer *writer)
         pthread_join(writer->indexer, NULL);
     chunks_free(writer->chunks);
     journal_close(&writer->journal);
-    pthread_mutex_destroy(&writer->journal_lock);
-    pthread_mutex_destroy(&writer->lock);
-    pthread_cond_destroy(&writer->wake);
-    pthread_cond_destroy(&writer->index_wake);
-    pthread_cond_destroy(&writer->indexed);
-    free(writer);
+    writer_unref(writer);
 }

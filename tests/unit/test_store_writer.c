@@ -251,6 +251,79 @@ TEST(a_killed_owners_zeros_are_no_torn_record)
     end();
 }
 
+/* --- in a tick --- */
+
+static void append_five(void *argument)
+{
+    static char ids[5][8];
+    (void)argument;
+    for (int i = 0; i < 5; i++) {
+        snprintf(ids[i], sizeof ids[i], "c-%d", i);
+        append(STORE_ENTRY, ids[i], STR("{}"));
+    }
+}
+
+TEST(what_comes_in_one_tick_is_one_commit)
+{
+    begin();
+    append(STORE_ENTRY, "c-0", STR("{}"));
+    wait_all();
+    struct store_counts before, after;
+    store_counts(store, &before);
+    loop_defer(loop, append_five, NULL);
+    loop_once(loop, 0);
+    wait_all();
+    store_counts(store, &after);
+    EXPECT_INT(after.commits - before.commits, 1);
+    EXPECT_INT(after.committed - before.committed, 5);
+    EXPECT_INT(failed, 0);
+    end();
+}
+
+static void append_and_close(void *argument)
+{
+    append_five(argument);
+    store_close(store);
+    store = NULL;
+}
+
+TEST(a_store_may_be_closed_in_the_tick_that_appended)
+{
+    begin();
+    loop_defer(loop, append_and_close, NULL);
+    loop_once(loop, 0);
+    EXPECT(!store);
+    wait_all();
+    EXPECT_INT(failed, 0);
+    store = store_open(home, NULL);
+    expect_calls("c-0:answered c-1:answered c-2:answered c-3:answered c-4:answered ");
+    end();
+}
+
+/* More than a tick may keep to itself: all of it is committed, whenever. */
+static void append_many(void *argument)
+{
+    for (int i = 0; i < 20; i++)
+        append_five(argument);
+}
+
+TEST(a_tick_with_much_to_say_loses_nothing)
+{
+    begin();
+    for (int i = 0; i < 5; i++) {
+        loop_defer(loop, append_many, NULL);
+        sync_fails = i == 2;
+        loop_once(loop, 0);
+        wait_all();
+        EXPECT(failed == 0 || i >= 2);
+    }
+    struct store_counts counts;
+    store_counts(store, &counts);
+    EXPECT_INT(counts.appended, 500);
+    EXPECT_INT(counts.committed + (uint64_t)failed, 500);
+    end();
+}
+
 /* --- a clock that goes back --- */
 
 static void put_stage(const char *stage)
