@@ -445,5 +445,5 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
     bool whole = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
     if (override->usage && json_true(json_get(body, "stream")) && !whole)
         edit_stream_options(&edits, body, &options);
-    json_splice(body, edits.rows, edits.count, out);
+    json_splice_around(body, edits.rows, edits.count, out, override->gap);
 }

@@ -121,6 +121,9 @@ struct dialect_override {
     int64_t tokens_max; /* 0: as it is; else replaces either spelling, unless it is smaller */
     enum dialect_engine engine;
     bool thinking_off; /* tell the engine's template not to think */
+    /* Not NULL: where the conversation belongs that was not copied. Dialects that read what they
+     * wrote leave no gap. */
+    struct json_gap *gap;
 };
 void dialect_rewrite_request(const struct dialect *dialect, struct json body,
                              const struct dialect_override *override, struct buf *out);

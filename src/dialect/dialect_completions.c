@@ -73,7 +73,9 @@ static void completions_rewrite_request(struct json body, const struct dialect_o
     OWN(buf) struct buf first = {0};
     struct json_doc doc = {0};
     struct json_edit edit = {"logprobs", STR("1")};
-    chat_rewrite_request(body, override, &first);
+    struct dialect_override whole = *override;
+    whole.gap = NULL;
+    chat_rewrite_request(body, &whole, &first);
     if (override->capture && json_read(&doc, buf_str(&first), NULL, NULL) == 0)
         json_splice(json_root(&doc), &edit, 1, out);
     else

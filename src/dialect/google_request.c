@@ -341,6 +341,6 @@ void google_rewrite_request(struct json body, const struct dialect_override *ove
         old = json_root(&none);
     json_splice(old, edits, count, &settings);
     struct json_edit whole = {key, buf_str(&settings)};
-    json_splice(body, &whole, count ? 1 : 0, out);
+    json_splice_around(body, &whole, count ? 1 : 0, out, override->gap);
     json_doc_deinit(&none);
 }

@@ -375,5 +375,5 @@ void messages_rewrite_request(struct json body, const struct dialect_override *o
     }
     if (override->thinking_off)
         edits[count++] = (struct json_edit){"thinking", STR("{\"type\":\"disabled\"}")};
-    json_splice(body, edits, count, out);
+    json_splice_around(body, edits, count, out, override->gap);
 }

@@ -420,5 +420,5 @@ void responses_rewrite_request(struct json body, const struct dialect_override *
     }
     if (override->thinking_off && chat_thinking_off(body, &thinking))
         edits[count++] = (struct json_edit){"chat_template_kwargs", buf_str(&thinking)};
-    json_splice(body, edits, count, out);
+    json_splice_around(body, edits, count, out, override->gap);
 }

@@ -244,6 +244,7 @@ void call_attempt(struct call *call)
         .body = buf_str(call->prefix.ready     ? &call->prefix.body
                         : call->rewritten.size ? &call->rewritten
                                                : &call->body->bytes),
+        .gap = call->prefix.ready ? (struct json_gap){0} : call->rewritten_gap,
         .headers = call->headers,
         .header_count = call->header_count,
         .place = &session->place,

@@ -113,6 +113,9 @@ void call_rewrite(struct call *call)
                             ? session->model->thinking_off
                             : session->sampling.thinking == GATEWAY_THINKING_OFF,
     };
+    /* An exact prefix is cut out of the whole body. */
+    if (!session->exact_prefix)
+        override.gap = &call->rewritten_gap;
     if (call->anew)
         (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);
     else

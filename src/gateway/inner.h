@@ -161,7 +161,8 @@ struct upstream_request {
     const struct trace_request *request;
     const char *path;                  /* "/chat/completions" */
     bool outside;                      /* the path is beside /v1, not below it */
-    struct str body;                   /* as it goes out */
+    struct str body;                   /* as it goes out, */
+    struct json_gap gap;               /* with this in the middle */
     const struct http_header *headers; /* the agent's that may go out: upstream_headers() */
     size_t header_count;
     struct place *place;
@@ -557,6 +558,7 @@ struct call {
     bool writing;
     const struct trace_side_rule *side_rule; /* that fits; NULL: none does */
     struct buf rewritten;                    /* the body in proxy mode */
+    struct json_gap rewritten_gap;           /* and what of it was left where it is */
     struct buf error_body;                   /* of an answer with a status that is not 200 */
     struct buf held;    /* terminal events, or the whole body, until the entry is committed */
     struct err trouble; /* why the call did not end well */

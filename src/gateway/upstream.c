@@ -34,6 +34,7 @@ struct upstream {
     struct http_header headers[HEADERS_MAX];
     size_t header_count;
     struct str body;
+    struct json_gap gap;
     struct http_call *call;
     struct play *play;
     struct hold *hold;
@@ -175,6 +176,7 @@ static void prepare(struct upstream *upstream, const struct upstream_request *re
     upstream->outside = request->outside;
     upstream->dialect = request->dialect;
     upstream->body = request->body;
+    upstream->gap = request->gap;
     add_header(upstream, STR("content-type"), STR("application/json"));
     add_header(upstream, STR("user-agent"), STR("postern/" POSTERN_VERSION));
     add_header(upstream, STR("x-session-id"), str_of(request->rollout_id));
@@ -218,6 +220,8 @@ static void start_http(struct upstream *upstream)
         .first_byte_ms_max = model->options.first_byte_ms_max,
         .idle_ms_max = model->options.idle_ms_max,
         .body_stays = true,
+        .middle = upstream->gap.bytes,
+        .middle_at = upstream->gap.at,
     };
     upstream->call =
         http_call_start(gateway_client(upstream->gateway, model), &out, &handlers, upstream);

@@ -256,12 +256,16 @@ static int write_request(struct http_call *call, const struct http_request *requ
         char *at = buf_reserve(out, http_field_size(header->name, header->value));
         buf_added(out, http_field_write(at, header->name, header->value));
     }
-    if (request->body.size || has_body_by_nature(request->method))
-        buf_format(out, "Content-Length: %zu\r\n", request->body.size);
+    size_t length = request->body.size + request->middle.size;
+    if (length || has_body_by_nature(request->method))
+        buf_format(out, "Content-Length: %zu\r\n", length);
     buf_append(out, "\r\n", 2);
     buf_str_append(out, copied);
-    if (request->body_stays)
-        call->body = request->body;
+    if (!request->body_stays)
+        return 0;
+    call->body[0] = str_upto(request->body, request->middle_at);
+    call->body[1] = request->middle;
+    call->body[2] = str_from(request->body, call->body[0].size);
     return 0;
 }
 

@@ -81,7 +81,7 @@ struct http_call {
     struct list in_waiting;
     struct link *link;
     struct buf request; /* head and body; gone once a retry is out of the question */
-    struct str body;    /* the body, when it is not in there */
+    struct str body[3]; /* the body, when it is not in there: its beginning, middle and end */
     uint64_t first_byte_due;
     struct err *trouble; /* to be told when this tick is over */
 };

@@ -157,6 +157,9 @@ struct http_request {
     size_t header_count; /* Host is ours unless given; framing fields are always ours */
     struct str body;     /* copied, unless: */
     bool body_stays;     /* it outlives the call */
+    /* With body_stays: bytes that belong before byte `middle_at` of it, and stay, too. */
+    struct str middle;
+    size_t middle_at;
     /* http://host[:port] of a proxy to go through: with CONNECT for https, with the whole address
      * for http. NULL: straight. `proxy_authorization` is for the proxy alone; may be NULL. */
     const char *proxy, *proxy_authorization;

@@ -113,41 +113,40 @@ static bool unsent(const struct link *link)
     return link->call && !link->mute && link->sent < link->to_send;
 }
 
-/* The head, and the body behind it where it lies elsewhere. */
-static ssize_t send_pieces(struct link *link)
+#define PIECES_MAX 4
+
+/* What is still to be sent: of the head, and of the body behind it where it lies elsewhere. */
+static size_t unsent_pieces(const struct link *link, struct iovec *out)
 {
     const struct http_call *call = link->call;
-    struct iovec pieces[2];
-    struct msghdr message = {.msg_iov = pieces};
-    if (link->sent < call->request.size)
-        pieces[message.msg_iovlen++] =
-            (struct iovec){call->request.data + link->sent, call->request.size - link->sent};
-    size_t of_body = link->sent > call->request.size ? link->sent - call->request.size : 0;
-    if (of_body < call->body.size)
-        pieces[message.msg_iovlen++] =
-            (struct iovec){(char *)(uintptr_t)call->body.data + of_body, call->body.size - of_body};
-    return sendmsg(link->watch.fd, &message, MSG_NOSIGNAL);
+    const struct str all[PIECES_MAX] = {buf_str(&call->request), call->body[0], call->body[1],
+                                        call->body[2]};
+    size_t count = 0, sent = link->sent;
+    for (size_t i = 0; i < PIECES_MAX; i++) {
+        size_t gone = sent < all[i].size ? sent : all[i].size;
+        sent -= gone;
+        if (gone < all[i].size)
+            out[count++] =
+                (struct iovec){(char *)(uintptr_t)all[i].data + gone, all[i].size - gone};
+    }
+    return count;
 }
 
 static void send_some(struct link *link)
 {
     struct err err = {0};
     while (unsent(link) && !link->trouble) {
-        const struct http_call *call = link->call;
+        struct iovec pieces[PIECES_MAX];
+        struct msghdr message = {.msg_iov = pieces, .msg_iovlen = unsent_pieces(link, pieces)};
         ssize_t sent;
         if (link->tls) {
-            bool in_body = link->sent >= call->request.size;
-            struct str rest = in_body ? str_from(call->body, link->sent - call->request.size)
-                                      : str_from(buf_str(&call->request), link->sent);
-            const char *data = rest.data;
-            size_t size = rest.size;
-            sent = http_tls_write(link->tls, data, size, &err);
+            sent = http_tls_write(link->tls, pieces[0].iov_base, pieces[0].iov_len, &err);
             if (sent == TLS_WANT_READ || sent == TLS_WANT_WRITE)
                 return;
             if (sent < 0 && err.kind != ERR_LOST)
                 trouble(link, err.kind, "%s", err.text);
         } else {
-            sent = send_pieces(link);
+            sent = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL);
             if (sent < 0 && (errno == EAGAIN || errno == EINTR))
                 return;
         }
@@ -166,7 +165,9 @@ static void begin_request(struct link *link)
 {
     link->state = LINK_BUSY;
     link->sent = 0;
-    link->to_send = link->call->request.size + link->call->body.size;
+    link->to_send = link->call->request.size;
+    for (size_t i = 0; i < COUNT(link->call->body); i++)
+        link->to_send += link->call->body[i].size;
     link->ahead_count = 0;
     link->scanned = 0;
     link->interim = 0;
@@ -466,7 +467,7 @@ static void feed(struct link *link, char *data, size_t size)
         link->call->any_bytes = true;
         if (!unsent(link)) {
             buf_deinit(&link->call->request);
-            link->call->body = STR_NONE;
+            memset(link->call->body, 0, sizeof link->call->body);
             link->sent = link->to_send = 0;
         }
     }

@@ -184,4 +184,13 @@ struct json_edit {
 /* Writes the object's bytes to `out` with the edits applied; new members go last. */
 void json_splice(struct json object, const struct json_edit *edits, size_t count, struct buf *out);
 
+/* A long value that was not copied: it belongs before byte `at` of what was written. */
+struct json_gap {
+    size_t at;
+    struct str bytes; /* of the object's source; data NULL: all was copied */
+};
+/* The same, but the first unedited value of some size is left where it is. `gap` may be NULL. */
+void json_splice_around(struct json object, const struct json_edit *edits, size_t count,
+                        struct buf *out, struct json_gap *gap);
+
 #endif

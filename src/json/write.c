@@ -10,6 +10,8 @@
 #include "base/rope.h"
 #include "json/tape.h"
 
+#define GAP_BYTES_MIN ((size_t)16 << 10)
+
 static void new_line(struct json_writer *writer)
 {
     if (!writer->indent)
@@ -318,9 +320,12 @@ static void put_member(struct buf *out, const struct json_edit *edit, bool comma
     buf_str_append(out, edit->value);
 }
 
-void json_splice(struct json object, const struct json_edit *edits, size_t count, struct buf *out)
+void json_splice_around(struct json object, const struct json_edit *edits, size_t count,
+                        struct buf *out, struct json_gap *gap)
 {
     struct str raw = json_raw(object);
+    if (gap)
+        *gap = (struct json_gap){0};
     if (json_type(object) != JSON_OBJECT) {
         buf_str_append(out, raw);
         return;
@@ -328,7 +333,8 @@ void json_splice(struct json object, const struct json_edit *edits, size_t count
     size_t room = raw.size;
     for (size_t i = 0; i < count; i++)
         room += edits[i].value.data ? edits[i].value.size + strlen(edits[i].key) + 4 : 0;
-    (void)buf_reserve(out, room);
+    if (!gap)
+        (void)buf_reserve(out, room);
     const char *at = raw.data + 1; /* end of what was looked at so far */
     buf_byte(out, '{');
     bool any = false;
@@ -341,7 +347,10 @@ void json_splice(struct json object, const struct json_edit *edits, size_t count
             if (any || at == raw.data + 1)
                 buf_append(out, at, (size_t)(key.data - at));
             buf_append(out, key.data, (size_t)(value.data - key.data));
-            buf_str_append(out, edit ? edit->value : value);
+            if (gap && !gap->bytes.data && !edit && value.size >= GAP_BYTES_MIN)
+                *gap = (struct json_gap){out->size, value};
+            else
+                buf_str_append(out, edit ? edit->value : value);
             any = true;
         }
         at = value.data + value.size;
@@ -353,4 +362,9 @@ void json_splice(struct json object, const struct json_edit *edits, size_t count
         any = true;
     }
     buf_append(out, at, (size_t)(raw.data + raw.size - at));
+}
+
+void json_splice(struct json object, const struct json_edit *edits, size_t count, struct buf *out)
+{
+    json_splice_around(object, edits, count, out, NULL);
 }

@@ -684,6 +684,38 @@ TEST(proxy_imposes_the_model_and_captures_tokens_the_agent_never_sees)
     world_end(&world);
 }
 
+TEST(proxy_sends_a_long_conversation_on_byte_for_byte)
+{
+    struct world world = {.upstream_answer = answer_captured};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){.mode = "proxy"});
+    OWN(buf) struct buf ask = {0}, wanted = {0};
+    buf_str_append(&wanted, STR("\"messages\" : [ {\"role\":\"user\",\"content\":\""));
+    for (size_t i = 0; i < 300000; i++)
+        buf_byte(&wanted, (char)('a' + i % 23));
+    buf_str_append(&wanted, STR("\"} ]"));
+    buf_str_append(&ask, STR("{\"model\":\"agents-name\","));
+    buf_str_append(&ask, buf_str(&wanted));
+    buf_str_append(&ask, STR(",\"seed\":7}"));
+    buf_byte(&ask, 0);
+    for (int turn = 0; turn < 2; turn++) {
+        struct reply reply;
+        ask.data[ask.size - 3] = (char)('7' + turn);
+        agent_ask(&world, &reply, ask.data);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        struct str got = buf_str(&world.upstream_body);
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, got, NULL, NULL), 0);
+        EXPECT(json_is(json_get(json_root(&doc), "model"), "real-name"));
+        EXPECT(str_find(got, buf_str(&wanted)) >= 0);
+        EXPECT_INT(json_int_or(json_get(json_root(&doc), "seed"), 0), 7 + turn);
+        buf_deinit(&reply.body);
+    }
+    world_end(&world);
+}
+
 TEST(gate_is_refused_for_now_and_unknown_modes_name_the_three)
 {
     struct world world = {.upstream_answer = answer_completion};

@@ -123,6 +123,26 @@ TEST(bodies_go_both_ways_and_chunks_are_put_together)
     close_both();
 }
 
+TEST(a_body_may_have_a_middle_that_lies_elsewhere)
+{
+    OPEN();
+    OWN(buf) struct buf middle = {0}, whole = {0};
+    for (int i = 0; i < 200000; i++)
+        buf_format(&middle, "%d ", i);
+    buf_format(&whole, "begin<%.*s>end", STR_ARGS(buf_str(&middle)));
+    struct result sent = {0};
+    start(&sent, (struct http_request){.method = "POST",
+                                       .url = url_of("/echo"),
+                                       .body = STR("begin<>end"),
+                                       .body_stays = true,
+                                       .middle = buf_str(&middle),
+                                       .middle_at = strlen("begin<")});
+    WAIT(sent.dones);
+    EXPECT_STR(buf_str(&sent.body), buf_str(&whole));
+    buf_deinit(&sent.body);
+    close_both();
+}
+
 TEST(calls_after_each_other_share_one_connection)
 {
     OPEN();

@@ -300,6 +300,35 @@ TEST(splicing_removes_members_with_their_commas)
     EXPECT_STR(spliced("{\"a\":1}", swap, 2, &out), STR("{\"n\":0}"));
 }
 
+TEST(splicing_around_a_long_value_leaves_it_where_it_is)
+{
+    OWN(buf) struct buf source = {0}, copied = {0}, around = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json_edit set[] = {{"a", STR("0")}, {"new", STR("1")}};
+    struct json_gap gap;
+    buf_str_append(&source, STR("{ \"a\":1, \"long\" : \""));
+    for (size_t i = 0; i < 20000; i++)
+        buf_byte(&source, 'x');
+    buf_str_append(&source, STR("\" ,\"z\":2}"));
+    EXPECT_INT(json_read(&doc, buf_str(&source), NULL, NULL), 0);
+    json_splice(json_root(&doc), set, 2, &copied);
+    json_splice_around(json_root(&doc), set, 2, &around, &gap);
+    EXPECT_INT(gap.bytes.size, 20002);
+    EXPECT(gap.bytes.data > source.data && gap.bytes.data < source.data + source.size);
+    EXPECT(around.size < 100);
+    OWN(buf) struct buf whole = {0};
+    buf_str_append(&whole, str_upto(buf_str(&around), gap.at));
+    buf_str_append(&whole, gap.bytes);
+    buf_str_append(&whole, str_from(buf_str(&around), gap.at));
+    EXPECT_STR(buf_str(&whole), buf_str(&copied));
+    /* One that is edited is not the source's, and what is short is copied. */
+    struct json_edit other[] = {{"long", STR("3")}};
+    buf_clear(&around);
+    json_splice_around(json_root(&doc), other, 1, &around, &gap);
+    EXPECT(!gap.bytes.data);
+    EXPECT_STR(buf_str(&around), STR("{ \"a\":1, \"long\" : 3 ,\"z\":2}"));
+}
+
 TEST(integers_are_written_to_their_last_digit)
 {
     static const long long numbers[] = {0, 9, 10, -1, -10, INT64_MAX, INT64_MIN};
