@@ -14,12 +14,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "api/api.h"
 #include "base/check.h"
 #include "base/err.h"
+#include "base/fd.h"
 #include "base/mem.h"
 #include "gateway/gate.h"
 #include "gateway/gateway.h"
@@ -176,6 +178,10 @@ int main(int argc, char **argv)
 {
     struct err err = {0};
     (void)signal(SIGPIPE, SIG_IGN);
+    /* A connection and a calls.jsonl for each of 10,000 agents; else as many as there may be. */
+    struct rlimit files = {65536, 65536};
+    if (setrlimit(RLIMIT_NOFILE, &files) < 0)
+        (void)fd_raise_limit();
     read_options(argc, argv);
     struct loop *loop = loop_new(&err);
     if (loop)

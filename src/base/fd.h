@@ -21,5 +21,8 @@ int fd_cloexec(int fd, bool on);
 ssize_t fd_send(int socket, const void *data, size_t size, const int *fds, size_t fd_count);
 /* *fd_count: room in, received out. Received descriptors are close-on-exec. */
 ssize_t fd_receive(int socket, void *data, size_t size, int *fds, size_t *fd_count);
+/* As many open at once as this process may ask for: shells leave 1024, which is some hundred
+ * rollouts. What it is now; 0: not known. */
+size_t fd_raise_limit(void);
 
 #endif

@@ -152,6 +152,7 @@ static int build(struct machine *machine, const struct machine_options *options,
 {
     const int numbers[] = {SIGINT, SIGTERM};
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)fd_raise_limit();
     machine->loop = loop_new(err);
     if (machine->loop)
         machine->heap = loop_heap_start(machine->loop);

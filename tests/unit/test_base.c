@@ -2,12 +2,14 @@
 #include <unistd.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/fd.h"
 #include "base/file.h"
 #include "base/id.h"
 #include "base/log.h"
@@ -307,4 +309,15 @@ TEST(a_pile_gives_back_what_was_added_in_order)
     EXPECT(count > 3);
     pile_deinit(&pile);
     EXPECT(!pile.size && !pile.first);
+}
+
+TEST(the_limit_of_open_files_is_raised_to_what_is_allowed)
+{
+    struct rlimit limit;
+    EXPECT_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = 64;
+    EXPECT_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_INT(fd_raise_limit(), limit.rlim_max);
+    EXPECT_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_INT(limit.rlim_cur, limit.rlim_max);
 }
