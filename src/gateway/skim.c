@@ -112,6 +112,12 @@ static bool may_leave_blank(const struct call *call)
     return session->model->base_url && !call->anew;
 }
 
+static size_t end_of(const struct call *call, struct json value)
+{
+    struct str raw = json_raw(value);
+    return (size_t)(raw.data + raw.size - call->doc.source.data);
+}
+
 /* How many elements of the conversation are the parent's, byte for byte: those of the same array
  * that end before the first difference. All are objects, which say themselves where they end. */
 static void find_known(const struct call *call, const struct ancestor *parent, size_t shared,
@@ -124,10 +130,19 @@ static void find_known(const struct call *call, const struct ancestor *parent, s
         count = parent->end_count;
         skim->known_end = parent->last_end;
     } else {
-        JSON_EACH (item, json_at_byte(&call->doc, parent->array_at)) {
-            struct str raw = json_raw(item.value);
-            size_t end = (size_t)(raw.data + raw.size - call->doc.source.data);
-            if (end > shared || count == parent->end_count)
+        struct json array = json_at_byte(&call->doc, parent->array_at);
+        struct json_item item = json_marked(array, &count);
+        bool begun = count && count <= parent->end_count && end_of(call, item.value) <= shared;
+        if (begun) {
+            skim->known_end = end_of(call, item.value);
+            item = json_following(item);
+        } else {
+            count = 0;
+            item = json_first(array);
+        }
+        for (; json_exists(item.value) && count < parent->end_count; item = json_following(item)) {
+            size_t end = end_of(call, item.value);
+            if (end > shared)
                 break;
             skim->known_end = end;
             count++;

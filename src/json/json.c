@@ -24,6 +24,7 @@ struct parser {
     uint32_t open; /* the innermost open container, or NO_PARENT */
     uint32_t last; /* the value, or key, that was read last */
     uint32_t widest_count;
+    uint32_t mark_open, mark, mark_count; /* the last value that was known, and its container */
     struct err *err;
 };
 
@@ -235,6 +236,9 @@ static void close_container(struct parser *parser)
         parser->widest_count = node_count(node);
         parser->doc->widest = parser->open;
         parser->doc->widest_last = parser->last;
+        bool marked = parser->mark && parser->mark_open == parser->open;
+        parser->doc->widest_mark = marked ? parser->mark : 0;
+        parser->doc->widest_mark_count = marked ? parser->mark_count : 0;
     }
     parser->last = parser->open;
     parser->open = node->next;
@@ -381,6 +385,15 @@ static bool find_cut_in(const struct json_doc *before, uint32_t container, size_
         *whole = left;
         return true;
     }
+    /* What was new last time is looked at, not what was old already then. */
+    if (container == before->widest && before->widest_mark &&
+        ends_inside(&nodes[before->widest_mark], shared)) {
+        const struct json_node *mark = &nodes[before->widest_mark];
+        at = mark->next;
+        values = before->widest_mark_count;
+        left -= values;
+        *cut = (struct cut){container, before->widest_mark, at, (size_t)mark->start + mark->size};
+    }
     while (left--) {
         uint32_t value = at + object;
         if (!ends_inside(&nodes[value], shared)) {
@@ -411,6 +424,11 @@ static bool go_on(struct parser *parser, const struct json_doc *before, size_t s
         uint32_t inner;
         path[depth] = container;
         bool any = find_cut_in(before, container, shared, &cut, &inner, &whole[depth]);
+        if (any && whole[depth] > parser->mark_count) {
+            parser->mark_open = container;
+            parser->mark = cut.value;
+            parser->mark_count = whole[depth];
+        }
         depth++;
         if (any)
             cut_depth = depth;
@@ -435,9 +453,11 @@ static bool go_on(struct parser *parser, const struct json_doc *before, size_t s
     if (stays) {
         doc->widest = before->widest;
         doc->widest_last = before->widest_last;
+        doc->widest_mark = before->widest_mark;
+        doc->widest_mark_count = before->widest_mark_count;
         parser->widest_count = doc->widest_last ? node_count(&doc->nodes[doc->widest]) : 0;
     } else {
-        doc->widest_last = 0;
+        doc->widest_last = doc->widest_mark = 0;
     }
     for (uint32_t i = 0; i < cut_depth; i++) {
         struct json_node *open = &doc->nodes[path[i]];
@@ -477,8 +497,9 @@ int json_read_on(struct json_doc *doc, struct str source, const struct json_doc 
     };
     bool known = before && shared <= source.size && go_on(&parser, before, shared);
     if (!known) {
+        parser.mark = 0;
         doc->count = 0;
-        doc->widest_last = 0;
+        doc->widest_last = doc->widest_mark = 0;
     }
     if (read_document(&parser, known) < 0) {
         doc->count = 0;

@@ -43,6 +43,9 @@ struct json_doc {
     /* The container with the most members, and the last value in it; 0: there is none. What grows
      * usually grows there. */
     uint32_t widest, widest_last;
+    /* The last value in it that a text before this one had, and how many there are up to it; 0:
+     * not known. Who compares the next text begins there. */
+    uint32_t widest_mark, widest_mark_count;
 };
 
 struct json {
@@ -95,6 +98,9 @@ struct json_item json_first(struct json container);
 struct json_item json_following(struct json_item item);
 /* The last element, at once where none has more. */
 struct json json_last(struct json array);
+/* The last element that the text before this one had, too, as an item to go on from; its number is
+ * *count - 1. No value: not known. */
+struct json_item json_marked(struct json array, size_t *count);
 /* Element `index`, to walk on from: the first value that begins at or behind `byte` of the source.
  */
 struct json_item json_from(struct json array, size_t index, size_t byte);

@@ -102,6 +102,17 @@ struct json json_last(struct json array)
     return json_size(array) ? json_at(array, json_size(array) - 1) : nothing;
 }
 
+struct json_item json_marked(struct json array, size_t *count)
+{
+    const struct json_doc *doc = array.doc;
+    *count = 0;
+    if (!doc || !doc->widest_mark || doc->widest != array.at || json_type(array) != JSON_ARRAY)
+        return (struct json_item){0};
+    *count = doc->widest_mark_count;
+    return (struct json_item){.value = {doc, doc->widest_mark},
+                              .left = (uint32_t)(json_size(array) + 1 - *count)};
+}
+
 struct json_item json_from(struct json array, size_t index, size_t byte)
 {
     if (index >= json_size(array))

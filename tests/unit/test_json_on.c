@@ -180,3 +180,51 @@ TEST(a_conversation_is_read_on_from_any_byte)
         }
     }
 }
+
+/* The last few elements of a list change again and again, and it grows: each text is read on in
+ * place from the one before, and what is marked as known is known. */
+TEST(a_list_that_grows_for_long_is_read_on_in_place)
+{
+    size_t marked = 0;
+    for (seed = 1; seed < 200; seed++) {
+        uint64_t kept = seed;
+        OWN(buf) struct buf list = {0};
+        OWN(json_doc) struct json_doc on = {0};
+        struct buf texts[2] = {{0}, {0}};
+        size_t begins[200], count = 0;
+        for (int turn = 0; turn < 40; turn++) {
+            size_t back = dice(4);
+            count = count > back ? count - back : 0;
+            list.size = count ? begins[count] : 0;
+            for (uint32_t i = 1 + dice(4); i && count < COUNT(begins) - 1; i--) {
+                if (count)
+                    buf_byte(&list, ',');
+                random_value(&list, 3);
+                begins[++count] = list.size;
+            }
+            struct buf *text = &texts[turn % 2];
+            buf_clear(text);
+            buf_format(text, "{\"a\":[1],\"m\":[%.*s],\"z\":%u}", STR_ARGS(buf_str(&list)),
+                       dice(100));
+            OWN(json_doc) struct json_doc whole = {0};
+            EXPECT_INT(json_read(&whole, buf_str(text), NULL, NULL), 0);
+            size_t shared = turn ? shared_bytes(buf_str(&texts[(turn + 1) % 2]), buf_str(text)) : 0;
+            EXPECT_INT(json_read_on(&on, buf_str(text), turn ? &on : NULL, shared, NULL, NULL), 0);
+            EXPECT(same(&whole, &on));
+            size_t known;
+            struct json array = json_get(json_root(&on), "m");
+            struct json_item item = json_marked(array, &known);
+            if (!known)
+                continue;
+            marked++;
+            struct str raw = json_raw(item.value);
+            EXPECT(raw.data + raw.size <= text->data + shared);
+            EXPECT(json_raw(json_at(array, known - 1)).data == raw.data);
+            EXPECT_INT(item.left, json_size(array) + 1 - known);
+        }
+        buf_deinit(&texts[0]);
+        buf_deinit(&texts[1]);
+        seed = kept;
+    }
+    EXPECT(marked > 1000);
+}
