@@ -1,6 +1,7 @@
 /* bench_served.c - the gateway as `postern serve` builds it, without sandboxes.
  *
  *     bench_served --home DIR --mode MODE [--upstream URL] [--sessions N] [--lanes N] [--no-store]
+ *                  [--no-lines]
  *
  * One loop for the control listener and the gate, one per lane, the journal's writer. Agents come
  * to a loopback port instead of a sandbox's inlet: each connection belongs to the next session of a
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ struct lane {
 static struct {
     const char *home, *mode, *upstream;
     size_t sessions, lanes;
-    bool no_store;
+    bool no_store, no_lines;
 } options = {.mode = "black_box", .sessions = 2048, .lanes = 1};
 
 static struct store *store;
@@ -79,7 +79,7 @@ static struct gateway_session *open_session(struct lane *lane, size_t index)
         .index = (uint32_t)index,
         .mode = options.mode,
         .model = model,
-        .calls_path = calls,
+        .calls_path = options.no_lines ? NULL : calls,
         .on_call = on_call,
         .context = lane,
         .limits = {.calls_max = UINT32_MAX, .in_flight_max = 4096, .connections_max = 20000},
@@ -141,7 +141,7 @@ static void read_options(int argc, char **argv)
     static const struct option names[] = {
         {"home", 1, NULL, 'h'},     {"mode", 1, NULL, 'm'},  {"upstream", 1, NULL, 'u'},
         {"sessions", 1, NULL, 's'}, {"lanes", 1, NULL, 'l'}, {"no-store", 0, NULL, 'n'},
-        {NULL, 0, NULL, 0},
+        {"no-lines", 0, NULL, 'c'}, {NULL, 0, NULL, 0},
     };
     int option;
     while ((option = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -164,6 +164,9 @@ static void read_options(int argc, char **argv)
         case 'n':
             options.no_store = true;
             break;
+        case 'c':
+            options.no_lines = true;
+            break;
         default:
             exit(2);
         }
@@ -178,10 +181,7 @@ int main(int argc, char **argv)
 {
     struct err err = {0};
     (void)signal(SIGPIPE, SIG_IGN);
-    /* A connection and a calls.jsonl for each of 10,000 agents; else as many as there may be. */
-    struct rlimit files = {65536, 65536};
-    if (setrlimit(RLIMIT_NOFILE, &files) < 0)
-        (void)fd_raise_limit();
+    (void)fd_raise_limit();
     read_options(argc, argv);
     struct loop *loop = loop_new(&err);
     if (loop)
