@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fts.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -472,6 +473,8 @@ static void work(struct making *making)
     if (image && make_locked(&maker, image, &making->err) == 0)
         making->root = mem_format("image:%s", making->own_store ? maker.tag : image);
     arena_deinit(&maker.arena);
+    /* The process may end while this thread does: what OpenSSL keeps for it goes before. */
+    OPENSSL_thread_stop();
 }
 
 /* ---------------------------------------------------------------- who waits for it */
