@@ -163,9 +163,11 @@ static void delta_in_order(struct dialect_writer *writer, const struct trace_del
         write_arguments(writer, delta, out);
         while (writer->late_count && !is_waited_for(writer))
             write_late(writer, out);
+    } else if (delta->kind == TRACE_DELTA_ARGUMENTS && !find_late(writer, delta->index)) {
+        return; /* more of a call that was whole and is over: there is no place for it any more */
     } else if (writer->late_count || is_waited_for(writer)) {
         put_late(writer, delta);
-    } else if (delta->kind != TRACE_DELTA_ARGUMENTS) { /* else: more of a call that was whole */
+    } else {
         write_now(writer, delta, out);
     }
 }

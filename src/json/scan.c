@@ -107,7 +107,7 @@ static bool scan_number(struct json_scan *scan, struct str *out)
             return false;
     }
     *out = str_make(start, (size_t)(scan->at - start));
-    return true;
+    return out->size <= JSON_NUMBER_BYTES_MAX;
 }
 
 bool json_scan_int(struct json_scan *scan, long long *out)

@@ -24,7 +24,7 @@ enum { PAD_BYTES = 2 << 20, MMAP_BYTES = 4 << 20, TRIM_BYTES = 8 << 20 };
 struct loop_heap {
     struct loop *loop;
     struct loop_timer timer;
-    size_t settled; /* resident after the last time; the worker's while it works */
+    size_t settled; /* waste after the last time; the worker's while it works */
 };
 
 size_t loop_heap_resident(void)
@@ -38,14 +38,25 @@ size_t loop_heap_resident(void)
     return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-bool loop_heap_trim(size_t *settled)
+/* Resident, but not in use. */
+static size_t wasted(void)
 {
     struct mallinfo2 info = mallinfo2();
     size_t used = info.uordblks + info.hblkhd, resident = loop_heap_resident();
-    if (resident < used + WASTE_BYTES_MAX || resident < *settled + GROWN_BYTES_MIN)
+    return resident > used ? resident - used : 0;
+}
+
+/* What was left the last time could not be given back. It is waste that is compared and not what is
+ * resident: a look in the middle of a burst must not hide what its end leaves behind. */
+bool loop_heap_trim(size_t *settled)
+{
+    size_t waste = wasted();
+    if (waste < *settled)
+        *settled = waste;
+    if (waste < WASTE_BYTES_MAX || waste < *settled + GROWN_BYTES_MIN)
         return false;
     (void)malloc_trim(0);
-    *settled = loop_heap_resident();
+    *settled = wasted();
     return true;
 }
 

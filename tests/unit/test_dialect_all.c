@@ -153,6 +153,40 @@ TEST(calls_whose_arguments_come_in_turns_stay_apart)
     }
 }
 
+/* Models do write a second object behind the first. Where the call is over by then, that must not
+ * become part of the one that is open. */
+TEST(more_of_a_call_that_was_whole_is_no_part_of_another)
+{
+    static const struct trace_delta deltas[] = {
+        {.kind = TRACE_DELTA_CALL, .index = 0, .id = {"call_a", 6}, .name = {"bash", 4}},
+        {.kind = TRACE_DELTA_ARGUMENTS, .index = 0, .text = {"{\"x\":1}", 7}},
+        {.kind = TRACE_DELTA_CALL, .index = 1, .id = {"call_b", 6}, .name = {"bash", 4}},
+        {.kind = TRACE_DELTA_ARGUMENTS, .index = 1, .text = {"{\"y\":", 5}},
+        {.kind = TRACE_DELTA_ARGUMENTS, .index = 0, .text = {"{\"x\":1}", 7}},
+        {.kind = TRACE_DELTA_ARGUMENTS, .index = 1, .text = {"2}", 2}},
+    };
+    for (size_t d = 0; d < COUNT(all); d++) {
+        struct trace_request request = make_request();
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        OWN(buf) struct buf stream = {0};
+        OWN(arena) struct arena arena = {0};
+        struct err err = {0};
+        struct trace_answer got;
+        dialect_writer_init(&writer, all[d], &request, STR("i"), STR("m"), 1);
+        for (size_t i = 0; i < COUNT(deltas); i++)
+            dialect_writer_delta(&writer, &deltas[i], &stream);
+        dialect_writer_finish(&writer, TRACE_FINISH_TOOL_CALLS, NULL, &stream);
+        OWN(dialect_reader)
+        struct dialect_reader *reader =
+            dialect_reader_new(all[d], &(struct dialect_reader_options){.stream = true});
+        EXPECT_INT(dialect_reader_feed(reader, buf_str(&stream), &err), 0);
+        EXPECT_INT(dialect_reader_end(reader, &arena, &got, &err), 0);
+        EXPECT_INT(got.message.call_count, 2);
+        if (got.message.call_count == 2)
+            EXPECT_STR(got.message.calls[1].arguments, STR("{\"y\":2}"));
+    }
+}
+
 TEST(a_whole_answer_is_read_back)
 {
     struct trace_request request = make_request();

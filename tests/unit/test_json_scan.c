@@ -129,6 +129,22 @@ TEST(what_a_scan_passes_over_is_well_formed)
     EXPECT(passed > 10000);
 }
 
+TEST(a_number_is_too_long_for_a_scan_when_it_is_for_a_tape)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    char text[JSON_NUMBER_BYTES_MAX + 1];
+    memset(text, '0', sizeof text);
+    memcpy(text, "0.", 2);
+    for (size_t size = JSON_NUMBER_BYTES_MAX; size <= sizeof text; size++) {
+        struct json_scan skipped = {text, text + size}, read = skipped;
+        double number;
+        bool good = json_read(&doc, str_make(text, size), NULL, NULL) == 0;
+        EXPECT(good == (size == JSON_NUMBER_BYTES_MAX));
+        EXPECT(json_scan_skip(&skipped) == good);
+        EXPECT(json_scan_double(&read, &number) == good);
+    }
+}
+
 TEST(a_scan_gives_up_where_it_is_nested_deeply)
 {
     char text[200];

@@ -618,25 +618,59 @@ TEST(no_lanes_at_all_is_an_error)
 
 /* The sanitizers have heaps of their own. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+enum { PIECES = 40000, PIECE_BYTES = 5000 };
+
+static void take_pieces(char **pieces)
+{
+    for (size_t i = 0; i < PIECES; i++)
+        memset(pieces[i] = malloc(PIECE_BYTES), 1, PIECE_BYTES);
+}
+
+/* What stays lies between what goes. */
+static void give_most_back(char **pieces)
+{
+    for (size_t i = 0; i < PIECES; i++)
+        if (i % 50 != 49)
+            free(pieces[i]);
+}
+
+static void give_rest_back(char **pieces)
+{
+    for (size_t i = 49; i < PIECES; i += 50)
+        free(pieces[i]);
+}
+
 TEST(what_a_burst_leaves_behind_is_given_back_once)
 {
-    enum { COUNT_MAX = 40000, SIZE = 5000 };
-    static char *pieces[COUNT_MAX];
+    static char *pieces[PIECES];
     size_t settled = 0;
     EXPECT(!loop_heap_trim(&settled)); /* nothing to give */
-    for (size_t i = 0; i < COUNT_MAX; i++)
-        memset(pieces[i] = malloc(SIZE), 1, SIZE);
+    take_pieces(pieces);
     size_t during = loop_heap_resident();
     EXPECT(!loop_heap_trim(&settled)); /* it is in use */
-    for (size_t i = 0; i < COUNT_MAX; i++)
-        if (i % 50 != 49) /* what stays lies between what goes */
-            free(pieces[i]);
+    give_most_back(pieces);
     EXPECT(loop_heap_resident() > during / 2);
     EXPECT(loop_heap_trim(&settled));
     EXPECT(loop_heap_resident() < during / 2);
     EXPECT(!loop_heap_trim(&settled));
-    for (size_t i = 49; i < COUNT_MAX; i += 50)
-        free(pieces[i]);
+    give_rest_back(pieces);
+}
+
+TEST(a_look_in_the_middle_of_a_burst_does_not_hide_its_end)
+{
+    static char *early[PIECES], *late[PIECES];
+    size_t settled = 0;
+    take_pieces(early);
+    take_pieces(late);
+    size_t during = loop_heap_resident();
+    give_most_back(early);
+    EXPECT(loop_heap_trim(&settled)); /* `late` is still in use */
+    give_most_back(late);
+    EXPECT(loop_heap_resident() > during / 3);
+    EXPECT(loop_heap_trim(&settled));
+    EXPECT(loop_heap_resident() < during / 3);
+    give_rest_back(early);
+    give_rest_back(late);
 }
 #endif
 
