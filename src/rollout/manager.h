@@ -29,7 +29,7 @@ struct entry {
     uint32_t queue_ms_max;
     size_t lane;
     bool dispatched;
-    bool stored;      /* its first row is in the journal */
+    bool stored;      /* a row of it may be in the journal */
     bool ending;      /* its last one is on its way there */
     bool preparation; /* of a group: nobody sees it */
     bool counted;     /* against what the policy allows to be under way */
@@ -115,6 +115,9 @@ struct entry *submission_take(struct submission *submission, const struct rollou
 int submission_send(struct submission *submission, struct entry *preparation,
                     const struct store_group *group, struct err *err);
 void submission_free(struct submission *submission); /* nothing of it is left */
+/* May another row be put for one whose first is on its way? It goes with the first, should the
+ * submission fail; false: that is so already, and who puts one now would bring it back. */
+bool submission_row(struct entry *entry);
 
 /* --- groups.c */
 void group_join(struct entry *entry);  /* by the plan's group; none when it is "" */

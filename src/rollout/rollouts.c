@@ -654,7 +654,8 @@ void rollouts_cancel_entry(struct entry *entry, const char *why)
         return;
     snprintf(entry->reason, sizeof entry->reason, "user");
     snprintf(entry->error, sizeof entry->error, "%s", why);
-    put_row(entry);
+    if (!entry->submission || submission_row(entry))
+        put_row(entry);
     entry_cancel(entry, "user", why, false);
 }
 

@@ -23,6 +23,7 @@ struct submission {
     bool group_stored;
     size_t pending; /* answers of the journal */
     bool sending;   /* from the first row to the last: nothing is settled meanwhile */
+    bool failed;    /* it is being taken back */
     struct err err; /* the first thing that went wrong */
     void (*on_stored)(void *context, const struct err *err);
     void *context;
@@ -123,6 +124,7 @@ static void take_back(struct submission *submission)
     struct rollouts *rollouts = submission->rollouts;
     struct store *store = rollouts->options.store;
     submission->pending = 1;
+    submission->failed = true;
     for (size_t i = 0; i < submission->count; i++) {
         struct entry *entry = submission->entries[i];
         if (entry->stored && store &&
@@ -136,6 +138,14 @@ static void take_back(struct submission *submission)
         submission->pending++;
     if (--submission->pending == 0)
         tell_failed(submission);
+}
+
+bool submission_row(struct entry *entry)
+{
+    if (entry->submission->failed)
+        return false;
+    entry->stored = true; /* also when its first row is not */
+    return true;
 }
 
 static void note(struct submission *submission, const struct err *err)
@@ -153,7 +163,7 @@ static void note(struct submission *submission, const struct err *err)
 static void on_row(void *context, const struct err *err)
 {
     struct entry *entry = context;
-    entry->stored = err->kind == ERR_NONE;
+    entry->stored = entry->stored || err->kind == ERR_NONE;
     note(entry->submission, err);
 }
 

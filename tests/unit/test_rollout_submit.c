@@ -32,8 +32,8 @@ static size_t rows_of(struct world *world)
     return count;
 }
 
-/* A journal on a small disk of its own, which is full. */
-static bool fill_disk(struct world *world, char *filler, size_t room)
+/* A journal on a small disk of its own. */
+static bool small_disk(struct world *world, char *filler, size_t room)
 {
     OWN(mem) char *journal = mem_format("%s/journal-home", world->home);
     int flags = getuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
@@ -47,6 +47,25 @@ static bool fill_disk(struct world *world, char *filler, size_t room)
     return true;
 }
 
+static void fill_disk(const char *filler)
+{
+    int file = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    char page[4096] = {0};
+    while (write(file, page, sizeof page) > 0)
+        ;
+    close(file);
+}
+
+/* Its row finds no room on a disk that is full. */
+static char *large_callback(void)
+{
+    char *large = mem_zero((1 << 20) + 3);
+    memset(large, ' ', (1 << 20) + 2);
+    large[0] = '{';
+    large[1 << 20] = '}';
+    return large;
+}
+
 TEST_WITHIN(a_submission_the_journal_does_not_take_never_was, 90)
 {
     struct world world = {0};
@@ -55,18 +74,11 @@ TEST_WITHIN(a_submission_the_journal_does_not_take_never_was, 90)
     strcpy(world.home, "/tmp/test-rollout-XXXXXX");
     if (!mkdtemp(world.home))
         abort();
-    if (!fill_disk(&world, filler, sizeof filler))
+    if (!small_disk(&world, filler, sizeof filler))
         SKIP("no mount namespace here");
     world_begin(&world, 0);
-    int file = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    char page[4096] = {0};
-    while (write(file, page, sizeof page) > 0)
-        ;
-    close(file);
-    OWN(mem) char *large = mem_zero((1 << 20) + 3);
-    memset(large, ' ', (1 << 20) + 2);
-    large[0] = '{';
-    large[1 << 20] = '}';
+    fill_disk(filler);
+    OWN(mem) char *large = large_callback();
     struct agent_spec *spec = shell_agent("true");
     OWN(task) struct task *task = task_from_json(STR("{\"instruction\":\"x\"}"), "t", &err);
     struct told told = {0};
@@ -145,6 +157,64 @@ TEST_WITHIN(nothing_starts_before_it_is_kept, 90)
     struct rollout_view view;
     EXPECT(rollouts_view(world.rollouts, ids[0], &view) && view.fate == TRACE_FATE_CANCELLED);
     EXPECT(rollouts_view(world.rollouts, ids[1], &view) && view.fate == TRACE_FATE_OK);
+    agent_spec_unref(spec);
+    world_close(&world);
+}
+
+/* Whenever it is cancelled: before its rows have failed, after that, and while they are removed. */
+TEST_WITHIN(who_cancels_a_submission_that_fails_brings_nothing_back, 90)
+{
+    struct world world = {0};
+    char filler[256];
+    struct err err = {0};
+    strcpy(world.home, "/tmp/test-rollout-XXXXXX");
+    if (!mkdtemp(world.home))
+        abort();
+    if (!small_disk(&world, filler, sizeof filler))
+        SKIP("no mount namespace here");
+    world_begin(&world, 0);
+    store_set_sync(world.store, STORE_SYNC_ALWAYS); /* a commit for each row */
+    fill_disk(filler);
+    OWN(mem) char *large = large_callback();
+    struct agent_spec *spec = shell_agent("true");
+    OWN(task) struct task *task = task_from_json(STR("{\"instruction\":\"x\"}"), "t", &err);
+    struct told told = {0};
+    struct rollout_request request = {
+        .agent = spec,
+        .task = task,
+        .model = world.model,
+        .sources = {.agent = "sh", .model = "m", .task = "t"},
+        .isolation = SANDBOX_ISOLATION_NO_LIMITS,
+        .on_stored = on_stored,
+        .stored_context = &told,
+        .on_final = on_final,
+        .context = &world,
+    };
+    struct rollout_request all[2] = {request, request};
+    char ids[2][ID_MAX];
+    all[1].callback = large;
+    must(rollouts_submit_all(world.rollouts, all, 2, ids, NULL, &err), &err);
+    while (told.count < 1) {
+        (void)rollouts_cancel(world.rollouts, ids[0], "nobody wants it", NULL);
+        loop_once(world.loop, 1000);
+    }
+    EXPECT_INT(told.kind, ERR_DISK_FULL);
+    EXPECT_INT(rows_of(&world), 0);
+    /* Its own row found no room; the one that says it is cancelled would. */
+    struct store_counts before, now;
+    store_counts(world.store, &before);
+    must(rollouts_submit_all(world.rollouts, &all[1], 1, ids, NULL, &err), &err);
+    do {
+        (void)sched_yield();
+        store_counts(world.store, &now);
+    } while (now.commits == before.commits);
+    EXPECT_INT(unlink(filler), 0);
+    must(rollouts_cancel(world.rollouts, ids[0], "nobody wants it", &err), &err);
+    while (told.count < 2)
+        loop_once(world.loop, 1000);
+    EXPECT_INT(told.kind, ERR_DISK_FULL);
+    EXPECT_INT(rows_of(&world), 0);
+    EXPECT_INT(world.finals, 0);
     agent_spec_unref(spec);
     world_close(&world);
 }
