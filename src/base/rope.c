@@ -1,12 +1,19 @@
 #include "base/rope.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/mem.h"
 
 static struct rope_piece *piece_new(struct rope *rope)
 {
+    if (rope->count == rope->capacity && rope->first > rope->count / 2) {
+        /* A rope that is never empty needs no more room than what is in it. */
+        rope->count -= rope->first;
+        memmove(rope->piece, rope->piece + rope->first, rope->count * sizeof *rope->piece);
+        rope->first = 0;
+    }
     if (rope->count == rope->capacity) {
         rope->capacity = rope->capacity ? rope->capacity * 2 : 8;
         rope->piece = mem_grow(rope->piece, rope->capacity * sizeof *rope->piece);

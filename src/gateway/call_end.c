@@ -209,6 +209,7 @@ void call_enter(struct call *call)
 
 void call_drop(struct call *call)
 {
+    request_recall(call); /* in a crowd it is forgotten before its intent is written */
     call->state = CALL_ENTRY;
     make_record(call);
     conclude(call, &(struct err){0});

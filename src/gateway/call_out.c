@@ -54,10 +54,8 @@ void exchange_end_json(struct http_exchange *exchange, bool begun, struct str bo
     http_respond_end(exchange);
 }
 
-void call_send(struct call *call, struct str bytes)
+void call_send_newest(struct call *call, struct str bytes)
 {
-    if (bytes.size)
-        call_others_write(call, bytes);
     if (!call->exchange || !bytes.size)
         return;
     if (!call->begun)
@@ -70,6 +68,13 @@ void call_send(struct call *call, struct str bytes)
         call->paused = true;
         upstream_pause(call->upstream);
     }
+}
+
+void call_send(struct call *call, struct str bytes)
+{
+    if (bytes.size)
+        call_others_write(call, bytes);
+    call_send_newest(call, bytes);
 }
 
 static void on_drain(void *context)

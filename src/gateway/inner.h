@@ -630,6 +630,8 @@ struct str call_scrubbed(struct call *call, struct str text);
 void call_listen(struct call *call);
 /* To the agent, without remembering it. */
 void call_send(struct call *call, struct str bytes);
+/* The same without its older connections, which have these bytes already. */
+void call_send_newest(struct call *call, struct str bytes);
 /* The end of the answer, to everybody who waits for it. */
 void call_give_answer(struct call *call);
 void call_give_trouble(struct call *call);

@@ -452,7 +452,7 @@ static void join(struct call *call, struct http_exchange *exchange)
         const struct pile_block *block = NULL;
         for (struct str piece;
              call->request.stream && (piece = pile_next(&call->sent, &block)).data;)
-            call_send(call, piece);
+            call_send_newest(call, piece);
         if (call->state == CALL_PARKED)
             call_enter(call);
         return;

@@ -123,6 +123,22 @@ TEST(a_rope_is_the_row_of_its_bytes_whatever_hangs_in_it)
     EXPECT_INT(let_go, hung);
 }
 
+TEST(a_rope_that_is_never_empty_takes_no_more_room_for_what_is_gone)
+{
+    struct rope rope = {0};
+    let_go = 0;
+    rope_hang(&rope, STR("abc"), &rope, count_release);
+    for (size_t i = 0; i < 1000; i++) {
+        rope_hang(&rope, STR("abc"), &rope, count_release);
+        rope_consume(&rope, 3);
+        EXPECT_INT(let_go, i + 1);
+        EXPECT_INT(rope_size(&rope), 3);
+    }
+    EXPECT(rope.capacity <= 16);
+    rope_deinit(&rope);
+    EXPECT_INT(let_go, 1001);
+}
+
 TEST(a_map_finds_what_was_put_and_forgets_what_was_removed)
 {
     struct map map = {0};

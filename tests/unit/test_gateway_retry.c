@@ -308,6 +308,30 @@ TEST(a_marked_retry_beside_a_living_connection_is_answered_together_with_it)
     world_end(&world);
 }
 
+TEST(a_marked_retry_in_the_middle_of_a_stream_repeats_nothing_to_the_older_connection)
+{
+    struct world world = {.upstream_answer = answer_later};
+    start(&world, (struct gateway_session_options){0});
+    struct reply first, again;
+    agent_ask(&world, &first, ASK_STREAM);
+    PUMP_UNTIL(&world, world.held);
+    http_respond_begin(world.held, 200, sse_type, 1);
+    (void)http_respond_write(world.held, STR(EVENT("one ")));
+    PUMP_UNTIL(&world, reply_has(&first, "one "));
+    ask_again(&world, &again, ASK_STREAM);
+    PUMP_UNTIL(&world, reply_has(&again, "one "));
+    (void)http_respond_write(world.held, STR(EVENT("two") FINISH));
+    http_respond_end(world.held);
+    reply_wait(&first);
+    reply_wait(&again);
+    EXPECT_STR(buf_str(&first.body), STR(EVENT("one ") EVENT("two") FINISH));
+    EXPECT_STR(buf_str(&again.body), STR(EVENT("one ") EVENT("two") FINISH));
+    expect_record(&world, "1:answered ");
+    buf_deinit(&first.body);
+    buf_deinit(&again.body);
+    world_end(&world);
+}
+
 TEST(two_agents_that_ask_the_same_at_once_are_two_calls)
 {
     struct world world = {.upstream_answer = answer_numbered};
