@@ -25,7 +25,7 @@ static void forget(struct call *call)
     request->message_count = 0;
     request->tools = NULL;
     request->tool_count = 0;
-    request->tool_choice = STR_NONE;
+    request->tool_choice = request->settings = STR_NONE;
     request->sampling = (struct trace_sampling){0};
     skim_forget(call, false);
     call->request_away = true;

@@ -505,6 +505,46 @@ TEST(an_exact_prefix_is_found_in_a_crowd_too)
     gate_world_end(&trainer);
 }
 
+/* As when its intent finds no room in the journal's queue. */
+TEST(a_call_that_is_dropped_in_a_crowd_has_its_request_in_its_line)
+{
+    static const char *const bodies[] = {
+        "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}",
+        "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":"
+        "\"assistant\",\"content\":\"well\"},{\"role\":\"user\",\"content\":\"more\"}]}"};
+    struct world world = {0};
+    struct trainer trainer = {0};
+    struct reply reply;
+    struct err err = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    atomic_fetch_add(&world.gateway->in_flight, 1000);
+    world.gateway->kept_bytes += (size_t)1 << 30; /* no more is kept */
+    agent_ask(&world, &reply, bodies[0]);
+    take(&trainer);
+    EXPECT_INT(give(&trainer, "{\"content\":\"well\"}", &err), 0);
+    reply_wait(&reply);
+    buf_deinit(&reply.body);
+    agent_ask(&world, &reply, bodies[1]);
+    take(&trainer);
+    struct call *call = LIST_OF(world.session->calls.next, struct call, node);
+    EXPECT(call->request_away);
+    upstream_close(TAKE(call->upstream));
+    err_set(&call->trouble, ERR_CAPACITY, "no room");
+    call->shown_status = 503;
+    call_drop(call);
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 503);
+    buf_deinit(&reply.body);
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf text = {0};
+    last_record(&world, &doc, &text);
+    EXPECT_INT(json_int_or(json_get(json_root(&doc), "shared_messages"), 0), 1);
+    EXPECT(str_find(json_raw(json_root(&doc)), STR("\"more\"")) > 0);
+    world.gateway->kept_bytes -= (size_t)1 << 30;
+    atomic_fetch_sub(&world.gateway->in_flight, 1000);
+    gate_world_end(&trainer);
+}
+
 TEST(an_error_of_the_trainer_is_shown_as_it_is)
 {
     struct world world = {0};
