@@ -159,16 +159,38 @@ void task_secrets_hide(const char *const *secrets, struct buf *text)
     }
 }
 
+static bool has_others(const char *const *secrets, struct str value)
+{
+    for (; *secrets; secrets += 2)
+        if (strlen(secrets[1]) < value.size && str_find(value, str_of(secrets[1])) >= 0)
+            return true;
+    return false;
+}
+
+/* How much of `shown` is this part of a secret, as task_secrets_hide() left it. */
+static size_t shown_part(const char *const *secrets, struct str part, struct str shown, bool front,
+                         bool others)
+{
+    OWN(buf) struct buf text = {0};
+    if (others) {
+        buf_str_append(&text, part);
+        task_secrets_hide(secrets, &text);
+        part = buf_str(&text);
+    }
+    return (front ? str_starts(shown, part) : str_ends(shown, part)) ? part.size : 0;
+}
+
 void task_secrets_trim(const char *const *secrets, struct buf *text, bool front)
 {
+    struct str shown = buf_str(text);
     size_t most = 0;
-    for (; secrets && *secrets; secrets += 2) {
-        struct str value = str_of(secrets[1]), shown = buf_str(text);
-        size_t size = value.size - 1 < shown.size ? value.size - 1 : shown.size;
-        for (; size > most; size--) {
+    for (const char *const *at = secrets; at && *at; at += 2) {
+        struct str value = str_of(at[1]);
+        bool others = has_others(secrets, value);
+        for (size_t size = value.size - 1; size > 0; size--) {
             struct str part = front ? str_from(value, value.size - size) : str_upto(value, size);
-            if (front ? str_starts(shown, part) : str_ends(shown, part))
-                most = size;
+            size_t found = shown_part(secrets, part, shown, front, others);
+            most = found > most ? found : most;
         }
     }
     if (front)

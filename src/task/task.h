@@ -195,7 +195,8 @@ int task_env_resolve(const struct task *task, const char *const *list, struct ar
 int task_env_check(const struct task *task, bool oracle, struct err *err);
 /* Replaces each secret in `text` by [NAME]. */
 void task_secrets_hide(const char *const *secrets, struct buf *text);
-/* `text` was cut at its front (or its end): takes off what may be a part of a secret there. */
+/* `text` was cut at its front (or its end), and its secrets are hidden: takes off what may be a
+ * part of one there. */
 void task_secrets_trim(const char *const *secrets, struct buf *text, bool front);
 
 /* --- images: made once on this machine, then a root like any other. on_done comes on `loop`,

@@ -559,6 +559,14 @@ TEST(host_variables_are_read_late_and_hidden_afterwards)
     EXPECT_STR(buf_str(&text), STR(" of "));
     task_secrets_trim(NULL, &text, true);
     EXPECT_STR(buf_str(&text), STR(" of "));
+    /* What was cut holds another that is whole, and was hidden. */
+    buf_clear(&text);
+    buf_str_append(&text, STR(" very secret key of a very secret ke"));
+    task_secrets_hide(secrets, &text);
+    task_secrets_trim(secrets, &text, true);
+    EXPECT_STR(buf_str(&text), STR(" of a [TASK_TEST_KEY] ke"));
+    task_secrets_trim(secrets, &text, false);
+    EXPECT_STR(buf_str(&text), STR(" of "));
 
     const char *const missing[] = {"A=${TASK_TEST_NONE}", NULL};
     EXPECT_INT(task_env_resolve(task, missing, &arena, &out, NULL, &err), -1);
