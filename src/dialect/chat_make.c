@@ -99,8 +99,9 @@ static void put_message(const struct trace_message *message, struct json_writer 
     json_end_object(out);
 }
 
-/* Tools of the model server's own have no schema and no meaning elsewhere: they are left out. */
-static void put_tools(const struct trace_request *request, struct json_writer *out)
+/* Tools of the model server's own have no schema and no meaning elsewhere: they are left out.
+ * Whether there are others. */
+static bool put_tools(const struct trace_request *request, struct json_writer *out)
 {
     bool begun = false;
     for (size_t i = 0; i < request->tool_count; i++) {
@@ -127,6 +128,7 @@ static void put_tools(const struct trace_request *request, struct json_writer *o
         json_end_array(out);
     if (begun && request->tool_choice.data)
         json_set_raw(out, "tool_choice", request->tool_choice);
+    return begun;
 }
 
 static void put_sampling(const struct trace_sampling *sampling,
@@ -155,8 +157,9 @@ static void put_sampling(const struct trace_sampling *sampling,
     }
 }
 
-/* What the agent's dialect names otherwise. Vendors' own servers refuse what they do not know. */
-static void put_settings(struct str settings, const struct dialect_override *override,
+/* What the agent's dialect names otherwise. Vendors' own servers refuse what they do not know, and
+ * a word about calls where there are no tools. */
+static void put_settings(struct str settings, bool tools, const struct dialect_override *override,
                          struct json_writer *out)
 {
     OWN(json_doc) struct json_doc doc = {0};
@@ -164,6 +167,8 @@ static void put_settings(struct str settings, const struct dialect_override *ove
         return;
     JSON_EACH (item, json_root(&doc)) {
         if (json_is(item.key, "top_k") && override->engine == DIALECT_ENGINE_OPENAI)
+            continue;
+        if (json_is(item.key, "parallel_tool_calls") && !tools)
             continue;
         OWN(arena) struct arena arena = {0};
         json_key_str(out, json_str(item.key, &arena));
@@ -182,9 +187,9 @@ void chat_write_request(const struct trace_request *request,
     for (size_t i = 0; i < request->message_count; i++)
         put_message(&request->messages[i], &json);
     json_end_array(&json);
-    put_tools(request, &json);
+    bool tools = put_tools(request, &json);
     put_sampling(&request->sampling, override, &json);
-    put_settings(request->settings, override, &json);
+    put_settings(request->settings, tools, override, &json);
     bool sglang = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
     if (override->capture)
         json_set_bool(&json, "logprobs", true);

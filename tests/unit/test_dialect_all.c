@@ -721,3 +721,29 @@ TEST(routes_are_found_with_and_without_their_version)
     EXPECT_INT(dialect_find_route(STR("GET"), STR("/v1/responses")).kind, DIALECT_ROUTE_METHOD);
     EXPECT_INT(dialect_find_route(STR("POST"), STR("/v1/rollouts")).kind, DIALECT_ROUTE_NONE);
 }
+
+/* Codex says it with every request, also with those that summarize and have no tools. Vendors'
+ * servers refuse it there. */
+TEST(nothing_is_said_of_parallel_calls_where_there_are_no_tools)
+{
+    static const char *const bodies[] = {
+        "{\"model\":\"m\",\"input\":\"hi\",\"parallel_tool_calls\":false,\"tools\":[{\"type\":"
+        "\"function\",\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}]}",
+        "{\"model\":\"m\",\"input\":\"hi\",\"parallel_tool_calls\":false,\"tools\":[]}",
+        "{\"model\":\"m\",\"input\":\"hi\",\"parallel_tool_calls\":false,\"tools\":[{\"type\":"
+        "\"web_search\"}]}",
+    };
+    for (size_t i = 0; i < COUNT(bodies); i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf chat = {0};
+        struct dialect_route route = {.kind = DIALECT_ROUTE_CALL, .dialect = &dialect_responses};
+        struct trace_request request;
+        struct err err = {0};
+        EXPECT_INT(json_read(&doc, str_of(bodies[i]), NULL, &err), 0);
+        EXPECT_INT(dialect_read_request(&route, json_root(&doc), &arena, &request, &err), 0);
+        EXPECT(
+            dialect_write_request(&dialect_chat, &request, &(struct dialect_override){0}, &chat));
+        EXPECT((str_find(buf_str(&chat), STR("\"parallel_tool_calls\":false")) > 0) == (i == 0));
+    }
+}
