@@ -205,19 +205,33 @@ static void delivery_free(struct delivery *delivery)
     free(delivery);
 }
 
+/* Until its end is kept it is known: who looks for more would find it pending. */
+static void on_noted(void *context, const struct err *err)
+{
+    struct delivery *delivery = context;
+    struct api_callbacks *callbacks = delivery->callbacks;
+    struct api *api = callbacks->api;
+    if (err->kind != ERR_NONE)
+        LOG_WARN("api", delivery->id, "how its callback ended is not noted: %s", err->text);
+    delivery_free(delivery);
+    look_for_more(callbacks);
+    api_reply_done(api);
+}
+
 static void delivery_over(struct delivery *delivery, const char *state)
 {
     struct api_callbacks *callbacks = delivery->callbacks;
+    struct api *api = callbacks->api;
     struct err err = {0};
     LOG_INFO("api", delivery->id, "its callback: %s after %u tries", state, delivery->tries);
     *(strcmp(state, "delivered") == 0 ? &callbacks->counts.delivered : &callbacks->counts.failed) +=
         1;
-    if (store_put_note(callbacks->api->store, NULL, "callback", "rollout", delivery->id, state,
-                       NULL, NULL, &err) < 0)
-        LOG_WARN("api", delivery->id, "its callback is not noted as %s: %s", state, err.text);
-    delivery_free(delivery);
+    loop_timer_stop(&delivery->timer);
+    api->replies++;
     fly(callbacks);
-    look_for_more(callbacks);
+    if (store_put_note(api->store, api->loop, "callback", "rollout", delivery->id, state, on_noted,
+                       delivery, &err) < 0)
+        on_noted(delivery, &err);
 }
 
 static void on_pause_over(struct loop_timer *timer)
@@ -389,9 +403,11 @@ static void start(struct delivery *delivery)
     loop_work(callbacks->api->loop, read_result, on_result, reading);
 }
 
+/* Once the listener is gone none begins: whoever closes it would wait for all of them. */
 static void fly(struct api_callbacks *callbacks)
 {
-    while (callbacks->flying_count < IN_FLIGHT_MAX && !list_empty(&callbacks->waiting))
+    while (!callbacks->api->gone && callbacks->flying_count < IN_FLIGHT_MAX &&
+           !list_empty(&callbacks->waiting))
         start(LIST_OF(callbacks->waiting.next, struct delivery, link));
 }
 
