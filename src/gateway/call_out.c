@@ -159,6 +159,8 @@ void call_listen(struct call *call)
 {
     struct loop *loop = call->session->gateway->loop;
     http_exchange_notify(call->exchange, QUEUE_LOW, on_drain, on_gone, call);
+    if (http_respond_queued(call->exchange) < QUEUE_LOW)
+        on_drain(call); /* the one that the model server waited for was another */
     call->written_ms = loop_now_ms(loop);
     loop_timer_start(loop, &call->pulse,
                      call->request.stream ? call->session->headers_after_ms

@@ -1,6 +1,8 @@
 /* One call stays one call: agents that go away, come again, or ask twice. */
 #include "test_gateway.h"
 
+#include "gateway/inner.h"
+
 #define COMPLETION(text)                                                                           \
     "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"m\","         \
     "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"" text "\"},"     \
@@ -327,6 +329,43 @@ TEST(a_marked_retry_in_the_middle_of_a_stream_repeats_nothing_to_the_older_conne
     EXPECT_STR(buf_str(&first.body), STR(EVENT("one ") EVENT("two") FINISH));
     EXPECT_STR(buf_str(&again.body), STR(EVENT("one ") EVENT("two") FINISH));
     expect_record(&world, "1:answered ");
+    buf_deinit(&first.body);
+    buf_deinit(&again.body);
+    world_end(&world);
+}
+
+static struct http_exchange *oldest(const struct call *call)
+{
+    return LIST_OF(call->others.next, struct call_other, node)->exchange;
+}
+
+/* The newest connection reads nothing, so the model server waits; an older one does not wait. */
+TEST_WITHIN(a_stream_goes_on_when_the_connection_it_waited_for_leaves, 60)
+{
+    struct world world = {.upstream_answer = answer_later};
+    start(&world, (struct gateway_session_options){0});
+    struct reply first, again;
+    agent_ask(&world, &first, ASK_STREAM);
+    PUMP_UNTIL(&world, world.held);
+    ask_again(&world, &again, ASK_STREAM);
+    PUMP_UNTIL(&world, gateway_session_stats(world.session)->redelivered == 1);
+    http_call_pause(again.call);
+    http_respond_begin(world.held, 200, sse_type, 1);
+    OWN(mem) char *piece = mem_format(EVENT("%0*d"), 32000, 7);
+    const struct call *call = LIST_OF(world.session->calls.next, struct call, node);
+    for (int i = 0; i < 2000 && !call->paused; i++) {
+        (void)http_respond_write(world.held, str_of(piece));
+        loop_once(world.loop, 0);
+        loop_once(world.loop, 0);
+    }
+    EXPECT(call->paused);
+    PUMP_UNTIL(&world, !http_respond_queued(oldest(call)));
+    http_call_close(again.call);
+    (void)http_respond_write(world.held, STR(EVENT("last") FINISH));
+    http_respond_end(world.held);
+    reply_wait(&first);
+    EXPECT_INT(first.err.kind, ERR_NONE);
+    EXPECT(str_ends(buf_str(&first.body), STR(EVENT("last") FINISH)));
     buf_deinit(&first.body);
     buf_deinit(&again.body);
     world_end(&world);
