@@ -37,6 +37,7 @@
 #define QUEUED_MAX 8                         /* do not wait for the end of a tick */
 #define INDEX_MS 200
 #define INDEX_BYTES_MAX ((uint64_t)4 << 20) /* more does not wait */
+#define AGAIN_MS 1000                       /* after which an index that failed is tried again */
 #define FLUSH_MS_MAX 10000
 #define FLUSH_ROWS_MS_MAX 1000 /* asked for by loops */
 
@@ -461,8 +462,9 @@ static int catch_up(struct writer *writer, const char *since, struct err *err)
     return result;
 }
 
-/* Everything that is good now. What cannot be indexed is tried again, from the segments. */
-static void bring_up(struct writer *writer)
+/* Everything that is good now. What cannot be indexed is tried again, from the segments; false:
+ * there is something. */
+static bool bring_up(struct writer *writer)
 {
     struct err err = {0};
     char behind[64];
@@ -474,11 +476,12 @@ static void bring_up(struct writer *writer)
     }
     chunks_free(chunks);
     if (good)
-        return;
+        return true;
     LOG_WARN("store", NULL, "the index is behind the journal for now: %s", err.text);
     pthread_mutex_lock(&writer->journal_lock);
     memcpy(writer->behind, behind, sizeof behind);
     pthread_mutex_unlock(&writer->journal_lock);
+    return false;
 }
 
 static void later(struct timespec *out, uint64_t ms)
@@ -495,14 +498,18 @@ static void later(struct timespec *out, uint64_t ms)
 static void *indexing(void *argument)
 {
     struct writer *writer = argument;
+    struct timespec due;
+    bool behind = false;
     pthread_mutex_lock(&writer->lock);
     for (;;) {
+        int code = 0;
+        later(&due, AGAIN_MS);
         while (writer->written == writer->flushed && !writer->flush_wanted &&
-               !writer->committer_done) {
+               !writer->committer_done && code == 0) {
             writer->index_waiting = true;
-            pthread_cond_wait(&writer->index_wake, &writer->lock);
+            code = behind ? pthread_cond_timedwait(&writer->index_wake, &writer->lock, &due)
+                          : pthread_cond_wait(&writer->index_wake, &writer->lock);
         }
-        struct timespec due;
         later(&due, INDEX_MS);
         writer->index_waiting = false;
         if (!writer->flush_wanted && !writer->committer_done)
@@ -512,7 +519,7 @@ static void *indexing(void *argument)
         writer->flush_wanted = false;
         struct item *rows = TAKE(writer->rows);
         pthread_mutex_unlock(&writer->lock);
-        bring_up(writer);
+        behind = !bring_up(writer);
         finish(rows, &(struct err){0});
         pthread_mutex_lock(&writer->lock);
         writer->flushed = seen;

@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "loop/loop.h"
-#include "store/inner.h"
+#include "store/index.h"
 #include "test.h"
 
 static char home[64];
@@ -148,6 +148,37 @@ TEST(what_was_told_is_in_the_index_for_whoever_reads_next)
         EXPECT_INT(store_read_call(store, id, &call, &err), 0);
         EXPECT_TEXT(err.text, "");
     }
+    end();
+}
+
+static bool note_row(void *context, const struct store_rollout *row)
+{
+    (void)row;
+    *(bool *)context = true;
+    return true;
+}
+
+/* The index failed for a moment, and nothing is written afterwards. */
+TEST_WITHIN(an_index_that_failed_is_brought_up_without_another_record, 60)
+{
+    struct err err = {0};
+    bool there = false;
+    begin();
+    struct index *other = index_open(home, true, &err);
+    EXPECT(other != NULL);
+    EXPECT_INT(sqlite3_exec(other->db, "ALTER TABLE rollouts RENAME TO away", NULL, NULL, NULL), 0);
+    struct store_rollout row = {.id = "r-1", .stage = "queued"};
+    pending++;
+    EXPECT_INT(store_put_rollout(store, loop, &row, committed, NULL, &err), 0);
+    wait_all(); /* told, since the journal has it */
+    EXPECT_INT(sqlite3_exec(other->db, "ALTER TABLE away RENAME TO rollouts", NULL, NULL, NULL), 0);
+    index_close(other);
+    for (int i = 0; i < 300 && !there; i++) {
+        struct store_query query = {.limit = 10};
+        EXPECT_INT(store_list_rollouts(store, &query, note_row, &there, &err), 0);
+        (void)usleep(100000);
+    }
+    EXPECT(there);
     end();
 }
 
