@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/id.h"
 #include "base/mem.h"
 #include "gateway/inner.h"
 
@@ -53,6 +54,7 @@ struct gateway *gateway_new(struct loop *loop, const struct gateway_options *opt
     gateway->loop = loop;
     gateway->store = options ? options->store : NULL;
     gateway->gate = options ? options->gate : NULL;
+    id_random_bytes(&gateway->hash_seed, sizeof gateway->hash_seed);
     list_init(&gateway->clients);
     list_init(&gateway->spare_calls);
     return gateway;

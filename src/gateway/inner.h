@@ -318,6 +318,7 @@ struct gateway {
     struct store *store;
     struct gate *gate; /* NULL: none */
     struct list clients;
+    uint64_t hash_seed;      /* so that nobody makes two messages pass for the same */
     size_t remembered_bytes; /* of answers, over all sessions: retry.c */
     struct dialect_scratch scratch;
     struct buf gathered;     /* of a piece that is being read: what goes on to the agent */

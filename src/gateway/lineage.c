@@ -25,10 +25,10 @@ static void hash_str(XXH3_state_t *state, struct str text)
     XXH3_64bits_update(state, text.data, text.size);
 }
 
-static uint64_t message_hash(const struct trace_message *message)
+static uint64_t message_hash(const struct trace_message *message, uint64_t seed)
 {
     XXH3_state_t state;
-    XXH3_64bits_reset(&state);
+    XXH3_64bits_reset_withSeed(&state, seed);
     XXH3_64bits_update(&state, &message->role, sizeof message->role);
     hash_str(&state, message->name);
     hash_str(&state, message->tool_call_id);
@@ -50,12 +50,12 @@ static uint64_t message_hash(const struct trace_message *message)
 }
 
 /* 0: there are none. */
-static uint64_t tools_hash(const struct trace_request *request)
+static uint64_t tools_hash(const struct trace_request *request, uint64_t seed)
 {
     if (!request->tool_count)
         return 0;
     XXH3_state_t state;
-    XXH3_64bits_reset(&state);
+    XXH3_64bits_reset_withSeed(&state, seed);
     for (size_t i = 0; i < request->tool_count; i++) {
         const struct trace_tool *tool = &request->tools[i];
         hash_str(&state, tool->name);
@@ -155,11 +155,12 @@ const struct json_item *lineage_plain(const struct call *call)
 void lineage_hash(struct call *call)
 {
     const struct trace_request *request = &call->request;
+    uint64_t seed = call->session->gateway->hash_seed;
     for (size_t i = 0; i < request->message_count; i++)
         if (i < call->skim.blank || i >= call->skim.blank_end)
-            call->hashes[i] = message_hash(&request->messages[i]);
+            call->hashes[i] = message_hash(&request->messages[i], seed);
     if (!call->skim.tools_blank)
-        call->tools_hash = tools_hash(request);
+        call->tools_hash = tools_hash(request, seed);
 }
 
 /* When little is shared from the front on (a date in the system prompt), the request is pieces of
