@@ -28,6 +28,7 @@ static void hash_str(XXH3_state_t *state, struct str text)
 static uint64_t message_hash(const struct trace_message *message, uint64_t seed)
 {
     XXH3_state_t state;
+    XXH3_INITSTATE(&state);
     XXH3_64bits_reset_withSeed(&state, seed);
     XXH3_64bits_update(&state, &message->role, sizeof message->role);
     hash_str(&state, message->name);
@@ -55,6 +56,7 @@ static uint64_t tools_hash(const struct trace_request *request, uint64_t seed)
     if (!request->tool_count)
         return 0;
     XXH3_state_t state;
+    XXH3_INITSTATE(&state);
     XXH3_64bits_reset_withSeed(&state, seed);
     for (size_t i = 0; i < request->tool_count; i++) {
         const struct trace_tool *tool = &request->tools[i];
