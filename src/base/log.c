@@ -66,27 +66,29 @@ static void put(enum log_level level, const char *room, const char *rollout, con
     (void)!write(STDERR_FILENO, line, (size_t)used);
 }
 
-void log_write(enum log_level level, const char *room, const char *subject, const char *format, ...)
+static void write_args(enum log_level level, const char *room, const char *rollout,
+                       const char *subject, const char *format, va_list args)
 {
     if (level < least || level >= LOG_OFF)
         return;
     char text[1024];
+    vsnprintf(text, sizeof text, format, args);
+    put(level, room, rollout, subject, text);
+}
+
+void log_write(enum log_level level, const char *room, const char *subject, const char *format, ...)
+{
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    write_args(level, room, NULL, subject, format, args);
     va_end(args);
-    put(level, room, NULL, subject, text);
 }
 
 void log_write_of(enum log_level level, const char *room, const char *rollout, const char *subject,
                   const char *format, ...)
 {
-    if (level < least || level >= LOG_OFF)
-        return;
-    char text[1024];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    write_args(level, room, rollout, subject, format, args);
     va_end(args);
-    put(level, room, rollout, subject, text);
 }

@@ -246,13 +246,7 @@ static int read_choice(struct read_context *context, struct json body, struct tr
         out->tool_choice = STR("\"required\"");
     if (!any || json_size(allowed) != 1 || json_type(json_at(allowed, 0)) != JSON_STRING)
         return 0;
-    struct str name = json_raw(json_at(allowed, 0));
-    char *text = arena_format(
-        context->arena, "{\"type\":\"function\",\"function\":{\"name\":%.*s}}", STR_ARGS(name));
-    if (!text)
-        return read_out_of_room(context);
-    out->tool_choice = str_of(text);
-    return 0;
+    return read_chosen_tool(context, json_at(allowed, 0), out);
 }
 
 static int read_settings(struct read_context *context, struct json config,

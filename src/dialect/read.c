@@ -240,3 +240,14 @@ int read_texts(struct read_context *context, struct json body, const char *key,
     *count = size;
     return 0;
 }
+
+int read_chosen_tool(struct read_context *context, struct json name, struct trace_request *out)
+{
+    char *text =
+        arena_format(context->arena, "{\"type\":\"function\",\"function\":{\"name\":%.*s}}",
+                     STR_ARGS(json_raw(name)));
+    if (!text)
+        return read_out_of_room(context);
+    out->tool_choice = str_of(text);
+    return 0;
+}

@@ -13,6 +13,7 @@
 
 struct dialect_skim;
 struct err;
+struct trace_request;
 
 /* Custom tools take free text: in the canonical form that is one member `input`. */
 #define CUSTOM_SCHEMA                                                                              \
@@ -69,6 +70,8 @@ void read_settings_format(struct read_settings *settings, struct json name, stru
                           struct json strict);
 int read_settings_end(struct read_context *context, struct read_settings *settings,
                       struct str *out);
+/* `name` (a string) is the only tool that may be called, as chat completions say it. */
+int read_chosen_tool(struct read_context *context, struct json name, struct trace_request *out);
 /* A string or an array of strings. */
 int read_texts(struct read_context *context, struct json body, const char *key,
                const struct str **out, size_t *count);

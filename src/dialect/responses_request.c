@@ -333,13 +333,7 @@ static int read_choice(struct read_context *context, struct json body, struct tr
     }
     if (json_type(json_get(choice, "name")) != JSON_STRING)
         return 0;
-    struct str name = json_raw(json_get(choice, "name"));
-    char *text = arena_format(
-        context->arena, "{\"type\":\"function\",\"function\":{\"name\":%.*s}}", STR_ARGS(name));
-    if (!text)
-        return read_out_of_room(context);
-    out->tool_choice = str_of(text);
-    return 0;
+    return read_chosen_tool(context, json_get(choice, "name"), out);
 }
 
 static int read_settings(struct read_context *context, struct json body, struct trace_request *out)
