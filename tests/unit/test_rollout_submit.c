@@ -32,18 +32,23 @@ static size_t rows_of(struct world *world)
     return count;
 }
 
-/* A journal on a small disk of its own. */
-static bool small_disk(struct world *world, char *filler, size_t room)
+/* A world whose journal is on a small disk of its own, with room for some large rows and what the
+ * index makes of them. False: there are no mounts of our own here. */
+static bool small_disk_open(struct world *world, char *filler, size_t room)
 {
+    *world = (struct world){.home = "/tmp/test-rollout-XXXXXX"};
+    if (!mkdtemp(world->home))
+        abort();
     OWN(mem) char *journal = mem_format("%s/journal-home", world->home);
     int flags = getuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
     struct err err = {0};
     (void)file_make_dirs(journal, 0755, &err);
     if (unshare(flags) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", journal, "tmpfs", 0, "size=3m") < 0)
+        mount("tmpfs", journal, "tmpfs", 0, "size=32m") < 0)
         return false;
     world->store_home = mem_dup(journal);
     snprintf(filler, room, "%s/filler", journal);
+    world_begin(world, 0);
     return true;
 }
 
@@ -68,15 +73,11 @@ static char *large_callback(void)
 
 TEST_WITHIN(a_submission_the_journal_does_not_take_never_was, 90)
 {
-    struct world world = {0};
+    struct world world;
     char filler[256];
     struct err err = {0};
-    strcpy(world.home, "/tmp/test-rollout-XXXXXX");
-    if (!mkdtemp(world.home))
-        abort();
-    if (!small_disk(&world, filler, sizeof filler))
+    if (!small_disk_open(&world, filler, sizeof filler))
         SKIP("no mount namespace here");
-    world_begin(&world, 0);
     fill_disk(filler);
     OWN(mem) char *large = large_callback();
     struct agent_spec *spec = shell_agent("true");
@@ -164,15 +165,11 @@ TEST_WITHIN(nothing_starts_before_it_is_kept, 90)
 /* Whenever it is cancelled: before its rows have failed, after that, and while they are removed. */
 TEST_WITHIN(who_cancels_a_submission_that_fails_brings_nothing_back, 90)
 {
-    struct world world = {0};
+    struct world world;
     char filler[256];
     struct err err = {0};
-    strcpy(world.home, "/tmp/test-rollout-XXXXXX");
-    if (!mkdtemp(world.home))
-        abort();
-    if (!small_disk(&world, filler, sizeof filler))
+    if (!small_disk_open(&world, filler, sizeof filler))
         SKIP("no mount namespace here");
-    world_begin(&world, 0);
     store_set_sync(world.store, STORE_SYNC_ALWAYS); /* a commit for each row */
     fill_disk(filler);
     OWN(mem) char *large = large_callback();
