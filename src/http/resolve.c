@@ -51,14 +51,17 @@ static void looked_up(void *argument)
     struct lookup *lookup = argument;
     struct origin *origin = lookup->origin;
     if (origin) {
+        bool found = lookup->found;
         origin->lookup = NULL;
-        free(origin->addresses);
-        origin->addresses = TAKE(lookup->found);
-        origin->addresses_until_ms = loop_now_ms(origin->client->loop) + ADDRESSES_MS_MAX;
+        if (found) { /* else links that are connecting go on with the old ones */
+            free(origin->addresses);
+            origin->addresses = TAKE(lookup->found);
+            origin->addresses_until_ms = loop_now_ms(origin->client->loop) + ADDRESSES_MS_MAX;
+        }
         LIST_EACH (at, &origin->resolving) {
             struct link *link = LIST_OF(at, struct link, in_origin);
             list_remove(at);
-            if (origin->addresses)
+            if (found)
                 http_link_addresses(link);
             else
                 http_link_break(link, &lookup->err);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <netdb.h>
 
+#include "http/client.h"
 #include "test_http_world.h"
 
 static struct http_client *client;
@@ -371,8 +372,10 @@ static void call_ten_times(const char *host)
 
 static _Atomic int look_ups;
 
+static bool names_gone;
+
 /* Stands in for the system's: one name here has no address, and one has two, where nobody
- * listens on the first. */
+ * listens on the first, until it has none. */
 int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
                 struct addrinfo **list)
 {
@@ -380,7 +383,7 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
     if (!real)
         real = dlsym(RTLD_NEXT, "getaddrinfo");
     look_ups++;
-    if (strcmp(name, "none.test") == 0)
+    if (strcmp(name, "none.test") == 0 || names_gone)
         return EAI_NONAME;
     if (strcmp(name, "two.test") != 0)
         return real(name, service, hints, list);
@@ -668,12 +671,10 @@ TEST(heads_of_answers_have_a_maximum)
     close_script();
 }
 
-TEST(connecting_has_a_deadline)
+/* A full backlog drops further attempts, so that connecting takes for ever. */
+static void fill_backlog(int fillers[4])
 {
-    open_script((struct http_client_options){.connect_ms_max = 50});
-    /* A full backlog drops further attempts, so that connecting takes for ever. */
-    EXPECT(listen(listener, 0) == 0);
-    int fillers[4];
+    (void)listen(listener, 0);
     for (int i = 0; i < 4; i++) {
         fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         struct sockaddr_in at = {.sin_family = AF_INET,
@@ -681,12 +682,45 @@ TEST(connecting_has_a_deadline)
                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         (void)connect(fillers[i], (struct sockaddr *)&at, sizeof at);
     }
+}
+
+TEST(connecting_has_a_deadline)
+{
+    open_script((struct http_client_options){.connect_ms_max = 50});
+    int fillers[4];
+    fill_backlog(fillers);
     struct result result = {0};
     start(&result, (struct http_request){.url = url_of("/")});
     WAIT(result.dones);
     EXPECT(result.err.kind == ERR_TIMEOUT && result.sent_nothing);
     for (int i = 0; i < 4; i++)
         close(fillers[i]);
+    close_script();
+}
+
+TEST(a_name_that_cannot_be_looked_up_again_takes_no_address_from_who_is_connecting)
+{
+    open_script((struct http_client_options){0});
+    int fillers[4];
+    fill_backlog(fillers);
+    char url[64];
+    snprintf(url, sizeof url, "http://two.test:%u/", port);
+    struct result first = {0}, second = {0};
+    start(&first, (struct http_request){.url = url});
+    size_t at = 0;
+    struct origin *origin = map_next(&client->origins, &at, NULL);
+    WAIT(origin->addresses);
+    names_gone = true;
+    origin->addresses_until_ms = 0; /* they have grown old */
+    start(&second, (struct http_request){.url = url});
+    WAIT(second.dones);
+    EXPECT_INT(second.err.kind, ERR_NOT_FOUND);
+    close(listener); /* the next attempt to connect is refused */
+    listener = -1;
+    for (int i = 0; i < 4; i++)
+        close(fillers[i]);
+    WAIT(first.dones);
+    EXPECT_INT(first.err.kind, ERR_LOST);
     close_script();
 }
 
