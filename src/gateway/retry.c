@@ -300,14 +300,19 @@ static void set_aside(struct call *call)
 
 static void give_up(struct call *call)
 {
+    static const char text[] = "the agent went away before the answer was complete";
+    bool parked = call->state == CALL_PARKED;
     call->given_up = true;
-    if (call->state != CALL_PARKED) {
-        call_break(call, ERR_LOST, "the agent went away before the answer was complete");
-        return;
-    }
-    if (call->trouble.kind == ERR_NONE)
-        err_set(&call->trouble, ERR_LOST, "the agent went away before the answer was complete");
-    call_enter(call);
+    if (!parked)
+        call_break(call, ERR_LOST, text);
+    else if (call->trouble.kind == ERR_NONE)
+        err_set(&call->trouble, ERR_LOST, "%s", text);
+    /* Whoever comes back while that is being recorded is too late for this call, not for the next.
+     */
+    call->shown_status = 503;
+    call->retry_after_s = 1;
+    if (parked)
+        call_enter(call);
 }
 
 static void on_away_too_long(struct loop_timer *timer)

@@ -306,31 +306,41 @@ static inline bool reply_has(struct reply *reply, const char *text)
     return str_find(buf_str(&reply->body), str_of(text)) >= 0;
 }
 
-/* A connection of our own, for what no well-behaved client sends. Reads until the peer closes;
- * returns errno (0: a clean end). */
-static inline int raw_ask(struct world *world, const char *request, struct buf *answer)
+/* A connection of our own, for what no well-behaved client sends. */
+static inline int raw_connect(struct world *world)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in address = {.sin_family = AF_INET,
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
                                   .sin_port = htons(world->port)};
-    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
-        write(fd, request, strlen(request)) < 0)
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
         abort();
+    return fd;
+}
+
+/* Reads until the peer closes; returns errno (0: a clean end). */
+static inline int raw_read(struct world *world, int fd, struct buf *answer)
+{
     for (;;) {
         loop_once(world->loop, 10);
         char bytes[4096];
         ssize_t got = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
         if (got < 0 && errno == EAGAIN)
             continue;
-        int code = got < 0 ? errno : 0;
-        if (got > 0) {
-            buf_append(answer, bytes, (size_t)got);
-            continue;
-        }
-        close(fd);
-        return code;
+        if (got <= 0)
+            return got < 0 ? errno : 0;
+        buf_append(answer, bytes, (size_t)got);
     }
+}
+
+static inline int raw_ask(struct world *world, const char *request, struct buf *answer)
+{
+    int fd = raw_connect(world);
+    if (write(fd, request, strlen(request)) < 0)
+        abort();
+    int code = raw_read(world, fd, answer);
+    close(fd);
+    return code;
 }
 
 #define ASK "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}"

@@ -434,6 +434,42 @@ TEST(a_call_whose_agent_stays_away_is_given_up_after_the_grace)
     world_end(&world);
 }
 
+static enum call_state only_state(const struct world *world)
+{
+    const struct list *calls = &((struct gateway_session *)world->session)->calls;
+    return list_empty(calls) ? CALL_DONE : LIST_OF(calls->next, struct call, node)->state;
+}
+
+/* Its last word goes out when the call is being given up, and not before. */
+TEST(an_agent_that_comes_back_while_its_call_is_given_up_is_asked_to_come_again)
+{
+    struct world world = {.upstream_answer = answer_later};
+    start(&world, (struct gateway_session_options){.retry_grace_ms = 50});
+    struct reply first;
+    agent_ask(&world, &first, ASK);
+    PUMP_UNTIL(&world, world.held);
+    OWN(mem)
+    char *request = mem_format("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+                               "Connection: close\r\nContent-Length: %zu\r\n\r\n%s",
+                               strlen(ASK), ASK);
+    size_t size = strlen(request);
+    OWN(fd) int fd = raw_connect(&world);
+    EXPECT_INT(send(fd, request, size - 1, 0), (long long)size - 1);
+    http_call_close(first.call);
+    PUMP_UNTIL(&world, !LIST_OF(world.session->calls.next, struct call, node)->exchange);
+    http_respond_json(TAKE(world.held), 200, STR(COMPLETION("nobody hears it")));
+    PUMP_UNTIL(&world, only_state(&world) == CALL_PARKED);
+    PUMP_UNTIL(&world, only_state(&world) == CALL_ENTRY);
+    EXPECT_INT(send(fd, request + size - 1, 1, 0), 1);
+    OWN(buf) struct buf answer = {0};
+    EXPECT_INT(raw_read(&world, fd, &answer), 0);
+    EXPECT(str_starts(buf_str(&answer), STR("HTTP/1.1 503 ")));
+    EXPECT(str_find(buf_str(&answer), STR("retry-after: 1\r\n")) > 0);
+    expect_record(&world, "1:broken ");
+    buf_deinit(&first.body);
+    world_end(&world);
+}
+
 TEST(closing_does_not_wait_for_agents_that_went_away)
 {
     struct world world = {.upstream_answer = answer_later};
