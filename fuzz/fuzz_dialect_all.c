@@ -1,9 +1,10 @@
 /* fuzz_dialect_all.c - any bytes as a request, a stream and a body of every dialect. The first byte
  * says which: 'm'essages, 'r'esponses, 'g'oogle, 'c'ompletions, anything else chat completions.
  *
- * What is accepted can be recorded, rewritten and said as chat completions, as valid JSON that is
- * accepted there. A stream means the same however it is cut. An answer can be written in every
- * dialect, whole and as a stream, and has the same calls when it is read back. */
+ * A request of which some is known reads as one that is read whole. What is accepted can be
+ * recorded, rewritten and said as chat completions, as valid JSON that is accepted there. A stream
+ * means the same however it is cut. An answer can be written in every dialect, whole and as a
+ * stream, and has the same calls when it is read back. */
 #include <stdint.h>
 #include <string.h>
 
@@ -98,6 +99,53 @@ static void check_answer(const struct dialect *dialect, struct str bytes, bool s
     check_written(&fast);
 }
 
+static bool same_message(const struct trace_message *a, const struct trace_message *b)
+{
+    OWN(buf) struct buf one = {0}, two = {0};
+    trace_message_write(a, &(struct json_writer){.out = &one});
+    trace_message_write(b, &(struct json_writer){.out = &two});
+    return str_equal(buf_str(&one), buf_str(&two));
+}
+
+/* Of the elements of the conversation, the first `known` are known. */
+static void check_known(const struct dialect_route *route, struct json body,
+                        const struct trace_request *whole, const struct dialect_skim *learned,
+                        size_t known)
+{
+    OWN(arena) struct arena arena = {0};
+    struct trace_request request;
+    struct dialect_skim skim = {.known = dialect_skim_known(learned->ends, known),
+                                .known_ends = learned->ends,
+                                .known_array = learned->array.data};
+    if (known % 2)
+        skim.known_front = learned->front_value;
+    if (known % 2 && dialect_tools_plain(whole)) {
+        skim.known_tools = learned->tools;
+        skim.known_tool_count = whole->tool_count;
+    }
+    CHECK(dialect_skim_request(route, body, &skim, &arena, &request, NULL) == 0);
+    CHECK(request.message_count == whole->message_count && request.tool_count == whole->tool_count);
+    CHECK(skim.blank_end <= request.message_count);
+    for (size_t i = 0; i < request.message_count; i++)
+        if (i < skim.blank || i >= skim.blank_end)
+            CHECK(same_message(&request.messages[i], &whole->messages[i]));
+    CHECK(skim.count == learned->count);
+    for (size_t i = 0; i < skim.count; i++)
+        CHECK(skim.ends[i].messages == learned->ends[i].messages &&
+              skim.ends[i].unnamed.calls == learned->ends[i].unnamed.calls &&
+              skim.ends[i].unnamed.results == learned->ends[i].unnamed.results);
+}
+
+static void check_skim(const struct dialect_route *route, struct json body)
+{
+    OWN(arena) struct arena arena = {0};
+    struct trace_request whole;
+    struct dialect_skim learned = {0};
+    CHECK(dialect_skim_request(route, body, &learned, &arena, &whole, NULL) == 0);
+    for (size_t known = 1; learned.array.data && known <= learned.count && known <= 8; known++)
+        check_known(route, body, &whole, &learned, known);
+}
+
 static void check_request(const struct dialect *dialect, struct str bytes)
 {
     OWN(json_doc) struct json_doc doc = {0}, chat = {0};
@@ -109,6 +157,7 @@ static void check_request(const struct dialect *dialect, struct str bytes)
     if (json_read(&doc, bytes, NULL, NULL) < 0 ||
         dialect_read_request(&route, json_root(&doc), &arena, &request, NULL) < 0)
         return;
+    check_skim(&route, json_root(&doc));
     trace_request_write(&request, &(struct json_writer){.out = &out});
     CHECK(is_json(buf_str(&out)));
     struct dialect_override override = {.model = STR("x"),

@@ -146,9 +146,9 @@ int dialect_read_request(const struct dialect_route *route, struct json body, st
 }
 
 /* The longest front that ends between two messages. */
-size_t dialect_skim_known(const uint32_t *ends, size_t count)
+size_t dialect_skim_known(const struct dialect_end *ends, size_t count)
 {
-    while (count && ends[count - 1] == DIALECT_SKIM_OPEN)
+    while (count && ends[count - 1].messages == DIALECT_SKIM_OPEN)
         count--;
     return count;
 }

@@ -68,28 +68,34 @@ int dialect_read_request(const struct dialect_route *route, struct json body, st
                          struct trace_request *out, struct err *err);
 
 /* Agents send their whole conversation and all their tools with every call. The conversation is an
- * array in the body (messages, input); what is known of its first elements from an earlier request
- * need not be read again, nor a system prompt beside it (the front) and tools that are the same
- * bytes, wherever they are. A zeroed struct knows nothing and learns. */
+ * array in the body (messages, input, contents); what is known of its first elements from an
+ * earlier request need not be read again, nor a system prompt beside it (the front) and tools that
+ * are the same bytes, wherever they are. A zeroed struct knows nothing and learns. */
 #define DIALECT_SKIM_OPEN UINT32_MAX
+struct dialect_unnamed {
+    uint32_t calls, results; /* without an id, so far: Google numbers them */
+};
+struct dialect_end {
+    uint32_t messages; /* up to here; DIALECT_SKIM_OPEN: the next may add to the last one */
+    struct dialect_unnamed unnamed;
+};
 struct dialect_skim {
     /* In: the first `known` elements are those of an earlier request, byte for byte and at the same
      * place, and these are its ends. Their messages are counted and left blank.
      * dialect_skim_known() says how many of them can be used. */
     size_t known;
-    const uint32_t *known_ends;
+    const struct dialect_end *known_ends;
     const char *known_array; /* where in the body they are; another array is read as a whole */
     size_t known_end;        /* byte of the body where they end; 0: not known */
     struct str known_front, known_tools; /* as JSON; data NULL: not known */
     size_t known_tool_count;
     /* Out: where the conversation is in the body (data NULL: it cannot be skimmed), how many
-     * messages come before it (a system prompt of its own), and for each element how many messages
-     * there are up to its end; DIALECT_SKIM_OPEN where the next may add to the last message. */
+     * messages come before it (a system prompt of its own), and for each element its end. */
     struct str array;
     struct json array_value;
     struct str front_value, tools; /* in the body; data NULL: there are none */
     size_t front;
-    uint32_t *ends; /* in the arena */
+    struct dialect_end *ends; /* in the arena */
     size_t count;
     struct json_item rest;   /* the first element that was read */
     size_t blank, blank_end; /* messages from..to that were not read; from == to: all were */
@@ -98,7 +104,7 @@ struct dialect_skim {
 /* Whether an answer is written without a look at these tools: none takes free text, none is in a
  * namespace. Only such may be left blank. */
 bool dialect_tools_plain(const struct trace_request *request);
-size_t dialect_skim_known(const uint32_t *ends, size_t count);
+size_t dialect_skim_known(const struct dialect_end *ends, size_t count);
 int dialect_skim_request(const struct dialect_route *route, struct json body,
                          struct dialect_skim *skim, struct arena *arena, struct trace_request *out,
                          struct err *err);

@@ -19,11 +19,7 @@ static struct json get_either(struct json object, const char *camel, const char 
     return json_exists(value) ? value : json_get(object, snake);
 }
 
-struct numbers {
-    unsigned calls, results; /* calls and results without an id so far */
-};
-
-static struct str id_or_number(struct read_context *context, struct json holder, unsigned *number)
+static struct str id_or_number(struct read_context *context, struct json holder, uint32_t *number)
 {
     struct str id = json_str(json_get(holder, "id"), context->arena);
     if (id.size)
@@ -60,8 +56,8 @@ static int read_blob(struct read_context *context, struct json part, struct trac
     return 0;
 }
 
-static int read_call(struct read_context *context, struct json call, struct numbers *numbers,
-                     struct trace_tool_call *out)
+static int read_call(struct read_context *context, struct json call,
+                     struct dialect_unnamed *numbers, struct trace_tool_call *out)
 {
     out->id = id_or_number(context, call, &numbers->calls);
     struct json arguments = json_get(call, "args");
@@ -69,8 +65,8 @@ static int read_call(struct read_context *context, struct json call, struct numb
     return read_text(context, call, "name", true, &out->name);
 }
 
-static int read_result(struct read_context *context, struct json result, struct numbers *numbers,
-                       struct trace_message *out)
+static int read_result(struct read_context *context, struct json result,
+                       struct dialect_unnamed *numbers, struct trace_message *out)
 {
     struct trace_part *part = arena_alloc(context->arena, sizeof *part);
     if (!part)
@@ -112,9 +108,10 @@ static int read_plain(struct read_context *context, struct json part, struct tra
     return to->text.data ? 0 : read_out_of_room(context);
 }
 
-/* One content: the results it brings, each a message, then one with the rest. Returns how many. */
+/* One content: the results it brings, each a message, then one with the rest. Returns how many. A
+ * system prompt calls nothing and is always one (`numbers` NULL). */
 static int read_content(struct read_context *context, struct json content, enum trace_role role,
-                        struct numbers *numbers, struct trace_message *out)
+                        struct dialect_unnamed *numbers, struct trace_message *out)
 {
     struct json list = json_get(content, "parts");
     if (json_type(list) != JSON_ARRAY)
@@ -132,9 +129,9 @@ static int read_content(struct read_context *context, struct json content, enum 
         struct json result = get_either(item.value, "functionResponse", "function_response");
         int done;
         keep_signed(item.value, &opaque);
-        if (json_type(result) == JSON_OBJECT)
+        if (numbers && json_type(result) == JSON_OBJECT)
             done = read_result(context, result, numbers, &out[count++]);
-        else if (json_type(call) == JSON_OBJECT)
+        else if (numbers && json_type(call) == JSON_OBJECT)
             done = read_call(context, call, numbers, &calls[rest.call_count++]);
         else
             done = read_plain(context, item.value, &rest, parts, &thoughts);
@@ -154,48 +151,62 @@ static int read_content(struct read_context *context, struct json content, enum 
     return count;
 }
 
-static size_t messages_at_most(struct json contents, struct json system)
+/* In these contents and those that follow. */
+static size_t messages_at_most(struct json_item item)
 {
-    size_t count = 1 + json_size(json_get(system, "parts"));
-    JSON_EACH (item, contents)
+    size_t count = 0;
+    for (; json_exists(item.value); item = json_following(item))
         count += 1 + json_size(json_get(item.value, "parts"));
     return count;
+}
+
+/* What is known of the first contents includes how many calls and results they numbered. */
+static int read_list(struct read_context *context, struct json_item item, size_t at,
+                     struct trace_message *list, size_t *message_count)
+{
+    struct dialect_skim *skim = context->skim;
+    struct dialect_unnamed numbers = {0};
+    if (at)
+        numbers = skim->ends[at - 1].unnamed;
+    for (; json_exists(item.value); item = json_following(item), at++) {
+        char where[40];
+        snprintf(where, sizeof where, "contents[%zu]", at);
+        context->where = where;
+        struct json role = json_get(item.value, "role");
+        int count =
+            read_content(context, item.value, json_is(role, "model") ? TRACE_ASSISTANT : TRACE_USER,
+                         &numbers, &list[*message_count]);
+        context->where = NULL;
+        if (count < 0)
+            return -1;
+        *message_count += (size_t)count;
+        read_skim_end(context, at, *message_count, false);
+        skim->ends[at].unnamed = numbers;
+    }
+    return 0;
 }
 
 static int read_contents(struct read_context *context, struct json body, struct trace_request *out)
 {
     struct json contents = json_get(body, "contents");
     struct json system = get_either(body, "systemInstruction", "system_instruction");
-    struct numbers numbers = {0};
     if (json_type(contents) != JSON_ARRAY || json_size(contents) == 0)
         return err_set(context->err, ERR_INPUT,
                        "contents must be an array with at least one content");
+    size_t at, front = read_is_there(system);
+    bool front_known = front && read_skim_front(context, system);
+    if (read_skim_begin(context, contents, front) < 0)
+        return -1;
+    out->message_count = front;
+    struct json_item item = read_skim_first(context, contents, &at, &out->message_count);
     struct trace_message *list =
-        arena_alloc(context->arena, messages_at_most(contents, system) * sizeof *list);
+        arena_alloc(context->arena, (out->message_count + messages_at_most(item)) * sizeof *list);
     if (!list)
         return read_out_of_room(context);
     out->messages = list;
-    if (read_is_there(system)) {
-        int count = read_content(context, system, TRACE_SYSTEM, &numbers, list);
-        if (count < 0)
-            return err_wrap(context->err, "systemInstruction");
-        out->message_count = (size_t)count;
-    }
-    size_t at = 0;
-    JSON_EACH (item, contents) {
-        char where[40];
-        snprintf(where, sizeof where, "contents[%zu]", at++);
-        context->where = where;
-        struct json role = json_get(item.value, "role");
-        int count =
-            read_content(context, item.value, json_is(role, "model") ? TRACE_ASSISTANT : TRACE_USER,
-                         &numbers, &list[out->message_count]);
-        context->where = NULL;
-        if (count < 0)
-            return -1;
-        out->message_count += (size_t)count;
-    }
-    return 0;
+    if (front && !front_known && read_content(context, system, TRACE_SYSTEM, NULL, list) < 0)
+        return err_wrap(context->err, "systemInstruction");
+    return read_list(context, item, at, list, &out->message_count);
 }
 
 static int read_tools(struct read_context *context, struct json body, struct trace_request *out)

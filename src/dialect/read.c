@@ -73,7 +73,7 @@ int read_skim_begin(struct read_context *context, struct json array, size_t fron
     memcpy(skim->ends, skim->known_ends, skim->known * sizeof *skim->ends);
     if (!skim->blank_end)
         skim->blank = front; /* which was read */
-    skim->blank_end = front + skim->ends[skim->known - 1];
+    skim->blank_end = front + skim->ends[skim->known - 1].messages;
     return 0;
 }
 
@@ -97,7 +97,7 @@ struct json_item read_skim_first(struct read_context *context, struct json array
 void read_skim_end(struct read_context *context, size_t at, size_t count, bool open)
 {
     struct dialect_skim *skim = context->skim;
-    skim->ends[at] = open ? DIALECT_SKIM_OPEN : (uint32_t)(count - skim->front);
+    skim->ends[at].messages = open ? DIALECT_SKIM_OPEN : (uint32_t)(count - skim->front);
 }
 
 void *read_room(struct read_context *context, struct json array, size_t size)

@@ -367,7 +367,7 @@ struct ancestor {
     const struct dialect *dialect;
     struct json_doc doc; /* its tape; empty: it was too large to be kept */
     /* struct dialect_skim, its values in the body. */
-    uint32_t *ends; /* NULL: not known */
+    struct dialect_end *ends; /* NULL: not known */
     size_t end_count, front, tool_count, array_at, last_end;
     struct str front_value, tools_value;
     bool tools_plain; /* dialect_tools_plain() */

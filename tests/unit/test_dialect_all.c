@@ -335,8 +335,8 @@ TEST(a_conversation_means_the_same_in_every_dialect)
     }
 }
 
-/* Results have no business there, but are as many messages as anywhere. */
-TEST(results_in_a_system_instruction_find_room)
+/* Calls and results have no business there; whatever it holds, it is one message. */
+TEST(results_in_a_system_instruction_are_parts_of_it)
 {
     OWN(arena) struct arena arena = {0};
     OWN(json_doc) struct json_doc doc = {0};
@@ -350,11 +350,12 @@ TEST(results_in_a_system_instruction_find_room)
     EXPECT_INT(read_one("POST", "/v1beta/models/m:generateContent", buf_str(&body), &doc, &arena,
                         &request, &err),
                0);
-    EXPECT_INT(request.message_count, 501);
-    EXPECT_INT(request.messages[499].role, TRACE_TOOL);
-    EXPECT_STR(request.messages[499].tool_call_id, STR("call_499"));
-    EXPECT_INT(request.messages[500].role, TRACE_USER);
-    EXPECT_STR(trace_message_text(&request.messages[500], &arena), STR("U"));
+    EXPECT_INT(request.message_count, 2);
+    EXPECT_INT(request.messages[0].role, TRACE_SYSTEM);
+    EXPECT_INT(request.messages[0].part_count, 500);
+    EXPECT_STR(request.messages[0].parts[499].raw, STR("{\"functionResponse\":{\"name\":\"f\"}}"));
+    EXPECT_INT(request.messages[1].role, TRACE_USER);
+    EXPECT_STR(trace_message_text(&request.messages[1], &arena), STR("U"));
 }
 
 TEST(a_long_run_of_items_takes_room_in_proportion)

@@ -41,6 +41,26 @@ static void put_text(struct buf *out, uint32_t size)
         buf_str_append(out, str_of(pieces[dice(COUNT(pieces))]));
 }
 
+/* Calls and results without an id are numbered from the first content on. */
+static void put_google(struct buf *out, uint32_t kind, uint32_t size, uint32_t serial)
+{
+    static const char *const heads[] = {
+        "{\"role\":\"model\",\"parts\":[{\"functionCall\":{\"name\":\"f\",\"args\":{}}},{"
+        "\"functionCall\":"
+        "{\"name\":\"g\",\"id\":\"%u\"}},{\"text\":\"",
+        "{\"role\":\"model\",\"parts\":[{\"thought\":true,\"text\":\"hm "
+        "%u\"},{\"thoughtSignature\":\"s\",\"functionCall\":{\"name\":\"f\"}},{\"text\":\"",
+        "{\"role\":\"user\",\"parts\":[{\"functionResponse\":{\"name\":\"f\",\"response\":{"
+        "\"output\":\"%u\"}"
+        "}},{\"function_response\":{\"name\":\"f\",\"response\":{\"error\":\"no\"}}},{\"text\":\"",
+        "{\"parts\":[{\"inlineData\":{\"mimeType\":\"image/png\",\"data\":\"%u\"}},{\"text\":\""};
+    const char *number = strstr(heads[kind], "%u");
+    buf_str_append(out, str_make(heads[kind], (size_t)(number - heads[kind])));
+    buf_format(out, "%u%s", serial, number + 2);
+    put_text(out, size);
+    buf_str_append(out, STR("\"}]}"));
+}
+
 static char *element(const struct dialect *dialect)
 {
     static uint32_t serial;
@@ -81,6 +101,8 @@ static char *element(const struct dialect *dialect)
                        kind == 2 ? "user" : "assistant");
         put_text(&out, size);
         buf_str_append(&out, STR("\"}]}"));
+    } else if (dialect == &dialect_google) {
+        put_google(&out, kind, size, serial);
     } else {
         static const char *const heads[] = {
             "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"",
@@ -121,10 +143,15 @@ static void put_tools(const struct talk *talk, struct buf *out)
          "\\\"%u\\\"\",\"parameters\":{}}]",
          "\"tools\":[{\"type\":\"custom\",\"name\":\"f%u\"}]",
          "\"tools\":[{\"type\":\"namespace\",\"name\":\"s%u\",\"tools\":[{\"type\":\"function\","
-         "\"name\":\"f\"}]}]"}};
-    size_t dialect = talk->dialect == &dialect_chat       ? 0
-                     : talk->dialect == &dialect_messages ? 1
-                                                          : 2;
+         "\"name\":\"f\"}]}]"},
+        {"\"tools\":[{\"functionDeclarations\":[{\"name\":\"f\",\"description\":\"does "
+         "\\\"%u\\\"\",\"parameters\":{\"type\":\"object\"}},{\"name\":\"g\"}]}]",
+         "\"tools\":[{\"function_declarations\":[{\"name\":\"f%u\"}]},{\"googleSearch\":{}}]",
+         "\"tools\":[]"}};
+    size_t dialect = talk->dialect == &dialect_chat        ? 0
+                     : talk->dialect == &dialect_messages  ? 1
+                     : talk->dialect == &dialect_responses ? 2
+                                                           : 3;
     if (!talk->tools)
         return;
     const char *at = shapes[dialect][talk->tools % 3];
@@ -137,22 +164,39 @@ static void put_tools(const struct talk *talk, struct buf *out)
         buf_str_append(out, STR("\"tool_choice\":\"auto\","));
 }
 
+static void put_system(const struct talk *talk, struct buf *out)
+{
+    if (talk->dialect == &dialect_google)
+        buf_format(out, "\"%s\":{\"parts\":[{\"text\":\"be %u\"},{\"functionCall\":{}}]}",
+                   talk->nonce % 2 ? "system_instruction" : "systemInstruction", talk->system);
+    else
+        buf_format(out, "\"%s\":\"be %u\"",
+                   talk->dialect == &dialect_responses  ? "instructions"
+                   : talk->dialect == &dialect_messages ? "system"
+                                                        : "user",
+                   talk->system);
+}
+
 static void put_body(const struct talk *talk, struct buf *out)
 {
-    const char *key = talk->dialect == &dialect_responses ? "input" : "messages";
-    const char *system = talk->dialect == &dialect_responses  ? "instructions"
-                         : talk->dialect == &dialect_messages ? "system"
-                                                              : "user";
+    bool google = talk->dialect == &dialect_google;
+    const char *key = talk->dialect == &dialect_responses ? "input"
+                      : google                            ? "contents"
+                                                          : "messages";
     buf_format(out, "{\"model\":\"m\",\"metadata\":{\"n\":\"%012u\"},", talk->nonce);
-    if (talk->order == 0 && talk->system)
-        buf_format(out, "\"%s\":\"be %u\",", system, talk->system);
+    if (talk->order == 0 && talk->system) {
+        put_system(talk, out);
+        buf_byte(out, ',');
+    }
     if (!talk->tools_last)
         put_tools(talk, out);
     /* Twice: the last one counts. Its first element is the same, its others are not. */
     OWN(buf) struct buf other = {0};
     buf_format(&other, "[%s", talk->elements[0]);
     for (int i = 1; i < ELEMENTS_MAX; i++)
-        buf_format(&other, ",{\"role\":\"user\",\"content\":\"other %d\"}", i);
+        buf_format(&other,
+                   ",{\"role\":\"user\",\"%s\":[{\"type\":\"text\",\"text\":\"other %d\"}]}",
+                   google ? "parts" : "content", i);
     buf_byte(&other, ']');
     buf_format(out, "\"%s\":", key);
     if (talk->order == 2)
@@ -160,9 +204,11 @@ static void put_body(const struct talk *talk, struct buf *out)
     put_array(talk, out);
     if (talk->order == 3)
         buf_format(out, ",\"%s\":%.*s", key, STR_ARGS(buf_str(&other)));
-    if (talk->order != 0 && talk->system)
-        buf_format(out, ",\"%s\":\"be %u\"", system, talk->system);
     buf_byte(out, ',');
+    if (talk->order != 0 && talk->system) {
+        put_system(talk, out);
+        buf_byte(out, ',');
+    }
     if (talk->tools_last)
         put_tools(talk, out);
     buf_str_append(out, STR("\"max_tokens\":50,\"temperature\":0.5}"));
@@ -313,6 +359,11 @@ static void answer_any(struct world *world, struct http_exchange *exchange)
                               "\"m\",\"content\":[{\"type\":\"text\","
                               "\"text\":\"fine\"}],\"stop_reason\":\"end_turn\",\"usage\":{\"input_"
                               "tokens\":1,\"output_tokens\":1}}"));
+    else if (str_find(path, STR("generateContent")) >= 0)
+        http_respond_json(
+            exchange, 200,
+            STR("{\"candidates\":[{\"content\":{\"role\":\"model\",\"parts\":[{\"text\":"
+                "\"fine\"}]},\"finishReason\":\"STOP\"}]}"));
     else
         http_respond_json(exchange, 200,
                           STR("{\"id\":\"x\",\"object\":\"response\",\"model\":\"m\",\"status\":"
@@ -353,7 +404,8 @@ static void converse(uint64_t start, const char *mode)
         const char *path;
     } spoken[] = {{&dialect_chat, "/v1/chat/completions"},
                   {&dialect_messages, "/v1/messages"},
-                  {&dialect_responses, "/v1/responses"}};
+                  {&dialect_responses, "/v1/responses"},
+                  {&dialect_google, "/v1beta/models/m:generateContent"}};
     struct world world = {.upstream_answer = answer_any};
     world_start(&world);
     world_model(&world);
@@ -400,18 +452,24 @@ static void converse(uint64_t start, const char *mode)
 
 TEST_WITHIN(what_is_skimmed_of_chat_is_what_the_body_says, 60)
 {
-    converse(3, "black_box");
-    converse(6, "proxy");
+    converse(4, "black_box");
+    converse(8, "proxy");
 }
 
 TEST_WITHIN(what_is_skimmed_of_messages_is_what_the_body_says, 60)
 {
-    converse(4, "black_box");
-    converse(7, "proxy");
+    converse(5, "black_box");
+    converse(9, "proxy");
 }
 
 TEST_WITHIN(what_is_skimmed_of_responses_is_what_the_body_says, 60)
 {
-    converse(5, "black_box");
-    converse(8, "proxy");
+    converse(6, "black_box");
+    converse(10, "proxy");
+}
+
+TEST_WITHIN(what_is_skimmed_of_google_is_what_the_body_says, 60)
+{
+    converse(7, "black_box");
+    converse(11, "proxy");
 }
