@@ -12,7 +12,8 @@
  *
  * An answer is committed only when somebody is there to take it, so that the record holds what
  * agents got and nothing else. While nobody is there a call holds no reservation; it has to be
- * admitted again. What is remembered is bounded in number and bytes, and expires. */
+ * admitted again. There are no more such calls than may be in flight, nor may they hold more; the
+ * oldest are given up. What is remembered is bounded in number and bytes, and expires. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,7 @@
 #define MEMORY_LARGEST_MAX ((size_t)16 << 20) /* a larger answer is not remembered */
 #define MEMORY_MS_MAX (10ull * 60 * 1000)
 #define REMAKE_BYTES_MIN ((size_t)256 << 10)
+#define PARKED_BODIES 2u /* of the largest size: what calls that are parked may hold */
 
 /* A remembered call. Two kinds of owner: the session's list, and connections whose fate is not
  * known yet. */
@@ -352,6 +354,30 @@ bool retry_left(struct call *call)
     return true;
 }
 
+static size_t parked_bytes(const struct call *call)
+{
+    return call->body->bytes.size + call->sent.size + call->held.size + arena_room(&call->arena) +
+           arena_room(&call->request_arena) + call->doc.capacity * JSON_NODE_BYTES;
+}
+
+/* The newest stays, however large it is. */
+static void give_up_oldest(struct gateway_session *session)
+{
+    const struct gateway_limits *limits = &session->limits;
+    size_t count = 0, bytes = 0;
+    for (struct list *node = session->calls.prev; node != &session->calls; node = node->prev) {
+        struct call *call = LIST_OF(node, struct call, node);
+        if (call->state != CALL_PARKED)
+            continue;
+        bytes += parked_bytes(call);
+        if (++count == 1 ||
+            (count <= limits->in_flight_max && bytes <= limits->body_bytes_max * PARKED_BODIES))
+            continue;
+        loop_timer_stop(&call->away);
+        give_up(call);
+    }
+}
+
 bool retry_park(struct call *call)
 {
     bool failed = call->trouble.kind != ERR_NONE;
@@ -372,6 +398,7 @@ bool retry_park(struct call *call)
     call->state = CALL_PARKED;
     session_unreserve(call->session, call);
     wait_for_agent(call);
+    give_up_oldest(call->session);
     return true;
 }
 

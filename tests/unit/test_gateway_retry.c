@@ -470,6 +470,44 @@ TEST(an_agent_that_comes_back_while_its_call_is_given_up_is_asked_to_come_again)
     world_end(&world);
 }
 
+static void ask_and_leave(struct world *world, int number, size_t size)
+{
+    OWN(buf) struct buf body = {0};
+    buf_format(&body,
+               "{\"model\":\"any\",\"messages\":[{\"role\":\"user\",\"content\":\"%d %*s\"}]}",
+               number, (int)size, "");
+    struct reply reply;
+    agent_ask(world, &reply, buf_text(&body));
+    PUMP_UNTIL(world, world->held);
+    http_call_close(reply.call);
+    PUMP_UNTIL(world, !LIST_OF(world->session->calls.prev, struct call, node)->exchange);
+    http_respond_json(TAKE(world->held), 200, STR(COMPLETION("nobody hears it")));
+    PUMP_UNTIL(world, gateway_session_stats(world->session)->in_flight == 0);
+}
+
+/* Each may be asked for again, and holds its request until then. */
+TEST(calls_without_their_agents_are_no_more_than_may_be_in_flight)
+{
+    struct world world = {.upstream_answer = answer_later};
+    start(&world, (struct gateway_session_options){.limits.in_flight_max = 2});
+    for (int i = 0; i < 4; i++)
+        ask_and_leave(&world, i, 1);
+    PUMP_UNTIL(&world, world.done == 2);
+    expect_record(&world, "1:broken 2:broken 3:open 4:open ");
+    world_end(&world);
+}
+
+TEST(calls_without_their_agents_hold_no_more_than_those_in_flight)
+{
+    struct world world = {.upstream_answer = answer_later};
+    start(&world, (struct gateway_session_options){.limits.body_bytes_max = 200000});
+    for (int i = 0; i < 3; i++)
+        ask_and_leave(&world, i, 150000);
+    PUMP_UNTIL(&world, world.done == 1);
+    expect_record(&world, "1:broken 2:open 3:open ");
+    world_end(&world);
+}
+
 TEST(closing_does_not_wait_for_agents_that_went_away)
 {
     struct world world = {.upstream_answer = answer_later};
