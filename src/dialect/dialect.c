@@ -43,7 +43,8 @@ static int hex_digit(char c)
                                   : -1;
 }
 
-/* A name as it stands in a path; one that is no text when decoded stays as it is. */
+/* A name as it stands in a path; one that is no text when decoded, or another path, stays as it is.
+ */
 static struct str decode_model(struct str name, struct arena *arena)
 {
     OWN(buf) struct buf out = {0};
@@ -58,7 +59,8 @@ static struct str decode_model(struct str name, struct arena *arena)
             buf_byte(&out, name.data[i]);
         }
     }
-    return arena_str(arena, str_is_utf8(buf_str(&out)) ? buf_str(&out) : name);
+    bool fine = str_is_utf8(buf_str(&out)) && is_model(buf_str(&out));
+    return arena_str(arena, fine ? buf_str(&out) : name);
 }
 
 /* "/x/:verb" against "/x/{model}:verb". */

@@ -706,6 +706,10 @@ TEST(routes_are_found_with_and_without_their_version)
                0);
     EXPECT_INT(dialect_read_request(&route, json_root(&odd), &odd_arena, &odd_request, NULL), 0);
     EXPECT_STR(odd_request.model, STR("a/b \xc3\xa9%"));
+    /* What would lead elsewhere, with the key of whoever runs this, stays a name. */
+    route = dialect_find_route(STR("POST"), STR("/v1beta/models/%2e%2E%2ffiles/x:generateContent"));
+    EXPECT_INT(dialect_read_request(&route, json_root(&odd), &odd_arena, &odd_request, NULL), 0);
+    EXPECT_STR(odd_request.model, STR("%2e%2E%2ffiles/x"));
     /* A name that is known already is not decoded once more. */
     route = (struct dialect_route){
         .kind = DIALECT_ROUTE_CALL, .dialect = &dialect_google, .model = STR("a%2Fb")};
