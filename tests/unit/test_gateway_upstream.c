@@ -579,3 +579,38 @@ TEST(proxies_of_the_environment_are_used_but_not_for_this_machine)
     EXPECT_INT(err.kind, ERR_UNSUPPORTED);
     EXPECT(model_open("http://x.corp.invalid/v1#m", NULL, &err));
 }
+
+/* A proxy that cannot be used shows who would be asked through one. */
+TEST(no_proxy_knows_hosts_domains_ports_addresses_and_networks)
+{
+    static const struct {
+        const char *list, *url;
+        bool excluded;
+    } cases[] = {
+        {"corp.invalid", "http://a.corp.invalid/v1#m", true},
+        {"*.corp.invalid", "http://a.corp.invalid/v1#m", true},
+        {"corp.invalid", "http://acorp.invalid/v1#m", false},
+        {"a.invalid:8000", "http://a.invalid:8000/v1#m", true},
+        {"a.invalid:8000", "http://a.invalid:8001/v1#m", false},
+        {"10.0.0.0/8", "http://10.200.3.4/v1#m", true},
+        {"10.0.0.0/8", "http://11.0.0.1/v1#m", false},
+        {"192.168.4.0/22", "http://192.168.7.255:1/v1#m", true},
+        {"192.168.4.0/22", "http://192.168.8.0/v1#m", false},
+        {"10.0.0.0/33, 10.0.0.0/x, 10.0.0.0/", "http://10.0.0.0/v1#m", false},
+        {"10.0.0.0/8", "http://10.corp.invalid/v1#m", false},
+        {"fd00::/8", "http://[fd12::1]:8000/v1#m", true},
+        {"fd00::/8", "http://[fe80::1]:8000/v1#m", false},
+        {"[fd00::1]:8000", "http://[fd00::1]:8000/v1#m", true},
+        {"[fd00::1]:8000", "http://[fd00::1]:8001/v1#m", false},
+        {"fd00::1", "http://[fd00::1]/v1#m", true},
+        {"0.0.0.0/0", "http://8.8.8.8/v1#m", true},
+    };
+    setenv("http_proxy", "socks5://x:1", 1);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct err err = {0};
+        setenv("no_proxy", cases[i].list, 1);
+        OWN(model) struct model *model = model_open(cases[i].url, NULL, &err);
+        if ((model != NULL) != cases[i].excluded)
+            test_fail(__FILE__, __LINE__, "'%s' and %s", cases[i].list, cases[i].url);
+    }
+}
