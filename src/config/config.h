@@ -93,7 +93,7 @@ struct config {
     int64_t gateway_idle_ms_max;
     int64_t gateway_retries_max;
     int64_t gateway_model_api; /* index of "same", "chat", "messages", "responses", "google", "completions" */
-    int64_t gateway_engine; /* index of "auto", "vllm", "sglang", "openai" */
+    int64_t gateway_engine; /* index of "auto", "vllm", "vllm-generate", "sglang", "openai" */
     bool gateway_thinking_off;
     int64_t gateway_server_parallel_max;
     int64_t gateway_server_rate_max;

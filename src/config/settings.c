@@ -11,7 +11,7 @@ static const char *const isolations[] = {"full", "no-limits", "no-seccomp", NULL
 static const char *const syncs[] = {"always", "batch", "never", NULL};
 static const char *const apis[] = {"same",   "chat",        "messages", "responses",
                                    "google", "completions", NULL};
-static const char *const engines[] = {"auto", "vllm", "sglang", "openai", NULL};
+static const char *const engines[] = {"auto", "vllm", "vllm-generate", "sglang", "openai", NULL};
 
 const struct setting settings[] = {
     {.name = "home",
@@ -389,7 +389,7 @@ const struct setting settings[] = {
      .fallback = "auto",
      .choices = engines,
      .help = "What the model server runs: how mode proxy asks for token ids and "
-             "log-probabilities."},
+             "log-probabilities; vllm-generate: tokens in, tokens out."},
     {.name = "gateway.thinking-off",
      .type = SETTING_BOOLEAN,
      AT(gateway_thinking_off),

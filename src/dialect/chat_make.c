@@ -191,9 +191,11 @@ void chat_write_request(const struct trace_request *request,
     put_sampling(&request->sampling, override, &json);
     put_settings(request->settings, tools, override, &json);
     bool sglang = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
-    if (override->capture)
+    bool generate = override->capture && override->engine == DIALECT_ENGINE_VLLM_GENERATE;
+    bool stream = request->stream && !sglang && !generate;
+    if (override->capture && !generate)
         json_set_bool(&json, "logprobs", true);
-    if (override->capture && !sglang && override->engine != DIALECT_ENGINE_OPENAI) {
+    if (override->capture && !sglang && !generate && override->engine != DIALECT_ENGINE_OPENAI) {
         json_set_bool(&json, "return_token_ids", true);
         json_set_bool(&json, "return_tokens_as_token_ids", true);
     }
@@ -203,8 +205,8 @@ void chat_write_request(const struct trace_request *request,
     }
     if (override->thinking_off)
         json_set_raw(&json, "chat_template_kwargs", STR("{\"enable_thinking\":false}"));
-    json_set_bool(&json, "stream", request->stream && !sglang);
-    if (request->stream && !sglang)
+    json_set_bool(&json, "stream", stream);
+    if (stream)
         json_set_raw(&json, "stream_options", STR("{\"include_usage\":true}"));
     json_end_object(&json);
 }

@@ -387,11 +387,19 @@ bool chat_thinking_off(struct json body, struct buf *out)
     return true;
 }
 
-/* SGLang gives the prompt's ids only with whole answers, so it is asked for one. */
+/* SGLang gives the prompt's ids only with whole answers, and what vLLM is to render and derender is
+ * no stream either. */
+static bool gives_whole(const struct dialect_override *override)
+{
+    return override->capture && (override->engine == DIALECT_ENGINE_SGLANG ||
+                                 override->engine == DIALECT_ENGINE_VLLM_GENERATE);
+}
+
 static void edit_capture(struct edits *edits, struct json body, enum dialect_engine engine)
 {
     bool asked = json_true(json_get(body, "logprobs"));
-    edit(edits, "logprobs", STR("true"));
+    if (engine != DIALECT_ENGINE_VLLM_GENERATE)
+        edit(edits, "logprobs", STR("true"));
     switch (engine) {
     case DIALECT_ENGINE_AUTO:
     case DIALECT_ENGINE_VLLM:
@@ -404,9 +412,8 @@ static void edit_capture(struct edits *edits, struct json body, enum dialect_eng
     case DIALECT_ENGINE_SGLANG:
         edit(edits, "return_meta_info", STR("true"));
         edit(edits, "return_prompt_token_ids", STR("true"));
-        edit(edits, "stream", STR("false"));
-        edit(edits, "stream_options", STR_NONE);
         break;
+    case DIALECT_ENGINE_VLLM_GENERATE:
     case DIALECT_ENGINE_OPENAI:
         break;
     }
@@ -442,8 +449,11 @@ void chat_rewrite_request(struct json body, const struct dialect_override *overr
         edit(&edits, "chat_template_kwargs", buf_str(&thinking));
     if (override->capture)
         edit_capture(&edits, body, override->engine);
-    bool whole = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
-    if (override->usage && json_true(json_get(body, "stream")) && !whole)
+    if (gives_whole(override)) {
+        edit(&edits, "stream", STR("false"));
+        edit(&edits, "stream_options", STR_NONE);
+    } else if (override->usage && json_true(json_get(body, "stream"))) {
         edit_stream_options(&edits, body, &options);
+    }
     json_splice_around(body, edits.rows, edits.count, out, override->gap);
 }

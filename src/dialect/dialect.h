@@ -113,6 +113,8 @@ int dialect_skim_request(const struct dialect_route *route, struct json body,
 enum dialect_engine {
     DIALECT_ENGINE_AUTO, /* vLLM's fields; servers that do not know them ignore them */
     DIALECT_ENGINE_VLLM,
+    DIALECT_ENGINE_VLLM_GENERATE, /* by other routes: a whole answer, and nothing else is asked here
+                                   */
     DIALECT_ENGINE_SGLANG,
     DIALECT_ENGINE_OPENAI, /* log-probabilities only: unknown fields would be refused */
 };

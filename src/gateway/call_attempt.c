@@ -3,9 +3,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "gateway/gate.h"
+#include "gateway/generate.h"
 #include "gateway/inner.h"
 
-#define DEPTH_MAX 64
 #define ERROR_BODY_MAX 65536
 #define PAUSED_MS 100
 #define GATHERED_KEPT (256u << 10)
@@ -143,36 +143,12 @@ static void on_data(void *context, struct str data)
         call_attempt_failed(call, &err);
 }
 
-/* A status that is not 2xx. */
-static void upstream_refused(struct call *call)
-{
-    struct json_doc doc = {0};
-    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = 10000};
-    struct str message = STR_NONE, code = STR_NONE;
-    if (json_read(&doc, buf_str(&call->error_body), &limits, NULL) == 0)
-        dialect_read_error(json_root(&doc), &call->arena, &message, &code);
-    call->upstream_message = call_scrubbed(call, message);
-    call->upstream_code = call_scrubbed(call, code);
-    json_doc_deinit(&doc);
-    struct err err = {0};
-    int status = call->head.status;
-    enum err_kind kind = status == 429                    ? ERR_CAPACITY
-                         : status == 401 || status == 403 ? ERR_DENIED
-                         : status >= 500                  ? ERR_LOST
-                         : status >= 400                  ? ERR_INPUT
-                                                          : ERR_PROTOCOL;
-    err_set(&err, kind, "%s answered %d%s%.*s",
-            call->session->mode == GATEWAY_GATE ? "the trainer" : "the model server", status,
-            message.size ? ": " : "", STR_ARGS(str_upto(call->upstream_message, 300)));
-    call_attempt_failed(call, &err);
-}
-
 static void on_done(void *context, const struct err *err, bool script_error)
 {
     struct call *call = context;
     call->script_error = script_error;
     if (err->kind == ERR_NONE && call->head.status / 100 != 2) {
-        upstream_refused(call);
+        call_refused(call);
         return;
     }
     if (err->kind != ERR_NONE) {
@@ -195,6 +171,8 @@ static void on_done(void *context, const struct err *err, bool script_error)
         return;
     }
     call_copy_tokens(call, upstream_tokens(call->upstream));
+    if (call->generate)
+        generate_finish(call);
     call_note_tokens(call);
     if (call->anew || call->request.stream != call->head.stream)
         call_convert(call);
@@ -219,7 +197,7 @@ void call_attempt(struct call *call)
         loop_timer_start(session->gateway->loop, &call->retry, PAUSED_MS, on_pause_over, call);
         return;
     }
-    if (prefix_render(call))
+    if (generate_prepare(call) || prefix_render(call))
         return;
     dialect_reader_free(TAKE(call->reader));
     call->reader_over = false;
@@ -256,6 +234,8 @@ void call_attempt(struct call *call)
         .uses = session->script_uses,
         .divergence = &session->divergence,
     };
+    if (call->generate)
+        generate_request(call, &request);
     struct gate *gate = session->gateway->gate;
     struct upstream_hold hold = {
         .gate = gate,
@@ -271,7 +251,7 @@ void call_attempt(struct call *call)
     };
     if (session->mode == GATEWAY_GATE)
         request.hold = &hold;
-    if (gate) {
+    if (gate && !call->generate) { /* else it was stamped when it was sampled */
         call->record.has_policy = true;
         call->record.policy_version = gate_policy(gate);
     }

@@ -14,6 +14,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/generate.h"
 #include "gateway/inner.h"
 #include "store/store.h"
 
@@ -28,6 +29,7 @@ void call_free(void *argument)
     body_unref(call->body);
     buf_deinit(&call->rewritten);
     prefix_deinit(&call->prefix);
+    generate_free(call->generate);
     buf_deinit(&call->error_body);
     buf_deinit(&call->held);
     pile_deinit(&call->sent);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "gateway/generate.h"
 #include "gateway/inner.h"
 #include "gateway/rules.h"
 
@@ -80,6 +81,8 @@ int call_choose_api(struct call *call, struct err *err)
         return 0;
     }
     call->api = model->api && model->base_url ? model->api : call->dialect;
+    if (generate_wanted(call->session))
+        call->api = &dialect_chat;
     call->anew = call->api != call->dialect;
     if (!call->anew || dialect_can_write_request(call->api))
         return 0;
@@ -113,8 +116,8 @@ void call_rewrite(struct call *call)
                             ? session->model->thinking_off
                             : session->sampling.thinking == GATEWAY_THINKING_OFF,
     };
-    /* An exact prefix is cut out of the whole body. */
-    if (!session->exact_prefix)
+    /* An exact prefix is cut out of the whole body, and an engine asked in tokens gets it twice. */
+    if (!session->exact_prefix && !generate_wanted(session))
         override.gap = &call->rewritten_gap;
     if (call->anew)
         (void)dialect_write_request(call->api, &call->request, &override, &call->rewritten);

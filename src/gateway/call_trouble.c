@@ -5,10 +5,12 @@
 #include "base/id.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/generate.h"
 #include "gateway/inner.h"
 #include "gateway/rules.h"
 
 #define MESSAGE_MAX 2000
+#define DEPTH_MAX 64
 #define BACKOFF_MS 500
 #define BACKOFF_SCRIPT_MS 5
 #define SHOWN_RETRY_S_MAX 60
@@ -50,7 +52,7 @@ static void show_failure(struct call *call, const struct err *err)
     }
     if (status >= 400 && status < 500 && status != 429) {
         call->shown_status = status;
-        if (status == 401 || status == 403)
+        if (status == 401 || status == 403 || generate_at_fault(call, status))
             session_cause(call->session, GATEWAY_UPSTREAM, &call->trouble);
         return;
     }
@@ -128,6 +130,34 @@ void call_attempt_failed(struct call *call, const struct err *err)
     atomic_fetch_add(&call->session->gateway->retries, 1);
     call->state = CALL_WAITING;
     loop_timer_start(call->session->gateway->loop, &call->retry, backoff_ms(call), on_retry, call);
+}
+
+void call_refused(struct call *call)
+{
+    struct json_doc doc = {0};
+    struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = 10000};
+    struct str message = STR_NONE, code = STR_NONE;
+    if (json_read(&doc, buf_str(&call->error_body), &limits, NULL) == 0)
+        dialect_read_error(json_root(&doc), &call->arena, &message, &code);
+    call->upstream_message = call_scrubbed(call, message);
+    call->upstream_code = call_scrubbed(call, code);
+    json_doc_deinit(&doc);
+    struct err err = {0};
+    int status = call->head.status;
+    enum err_kind kind = status == 429                    ? ERR_CAPACITY
+                         : status == 401 || status == 403 ? ERR_DENIED
+                         : status >= 500                  ? ERR_LOST
+                         : status >= 400                  ? ERR_INPUT
+                                                          : ERR_PROTOCOL;
+    const char *route = generate_route(call);
+    err_set(&err, kind, "%s answered %d%s%s%s%s%.*s",
+            call->session->mode == GATEWAY_GATE ? "the trainer" : "the model server", status,
+            route ? " at " : "", route ? route : "",
+            route && status == 404
+                ? " (vLLM has it from 0.24 on, later only with --enable-scale-out)"
+                : "",
+            message.size ? ": " : "", STR_ARGS(str_upto(call->upstream_message, 300)));
+    call_attempt_failed(call, &err);
 }
 
 void call_break(struct call *call, enum err_kind kind, const char *text)

@@ -44,10 +44,12 @@ struct model_options {
     uint32_t parallel_max; /* 0: no limit: calls at once per server */
     double rate_max;       /* 0: no limit: calls per second and server */
     uint32_t queue_max;    /* 0: 4096: calls that wait for one of the two above */
-    const char *engine;    /* "vllm", "sglang", "openai"; NULL or "auto": vLLM's spellings, which
-                              others ignore: how proxy mode asks for tokens */
-    const char *home;      /* where replay:ROLLOUT finds rollouts; NULL: by folder only */
-    bool thinking_off;     /* proxy mode asks the engine's template not to think */
+    /* How proxy mode asks for tokens: "vllm", "vllm-generate" (tokens in, tokens out; the api is
+     * "chat" or none), "sglang", "openai"; NULL or "auto": vLLM's spellings, which others ignore.
+     */
+    const char *engine;
+    const char *home;  /* where replay:ROLLOUT finds rollouts; NULL: by folder only */
+    bool thinking_off; /* proxy mode asks the engine's template not to think */
 };
 
 /* "http://host:port/v1#name", several servers as "URL,URL#name" (docs/upstreams.md), "script:FILE"

@@ -9,6 +9,7 @@
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
  *     restore.c   a session that goes on where a dead server left it
+ *     prefix.c    prompts that go on from sampled tokens; generate.c asks vLLM in tokens
  *     upstream.c  one attempt: over HTTP, played from a script, or held at the gate
  *     hold.c      holds; hold_object.c is what the trainer sees of a held call
  *     tools.c     a rollout's own tools; tools_run.c is one call of one; mcp.c offers them as MCP
@@ -32,6 +33,7 @@
 
 struct call;
 struct gate;
+struct generate;
 struct replay;
 struct retry;
 struct script;
@@ -406,6 +408,15 @@ bool prefix_find(struct call *call);
 /* The engine is asked to render something; call_attempt() comes again. False: nothing to be done.
  */
 bool prefix_render(struct call *call);
+/* The call goes out without one. */
+void prefix_give_up(struct call *call, const char *why);
+/* prefix->tokens: known tokens, what the template puts after an answer, and the new messages, out
+ * of prefix->before and the rendering of all messages. Why not, or NULL: done. */
+const char *prefix_compose(struct prefix *prefix, const struct buf *all);
+/* JSON lists of token ids, as arrays of 4 bytes. False: something in it is no id, or it is empty.
+ */
+bool ids_read(struct json list, struct buf *out);
+void ids_write(struct str ids, struct buf *out);
 void prefix_report(const struct gateway_session *session, struct json_writer *out);
 
 /* The session's recent calls, for requests that come again. */
@@ -581,11 +592,12 @@ struct call {
     uint32_t request_depth, prompt_depth;
     struct retry_key key;
     struct prefix prefix;
-    struct retry *memory;   /* NULL: it is not remembered */
-    struct loop_timer away; /* runs while nobody is there */
-    bool given_up;          /* nobody came back */
-    bool parked_answer;     /* the answer is complete */
-    uint32_t tries;         /* since the agent last asked */
+    struct generate *generate; /* NULL: not asked in tokens, or not begun: generate.c */
+    struct retry *memory;      /* NULL: it is not remembered */
+    struct loop_timer away;    /* runs while nobody is there */
+    bool given_up;             /* nobody came back */
+    bool parked_answer;        /* the answer is complete */
+    uint32_t tries;            /* since the agent last asked */
 
     bool vf;      /* asked for at /vf/model */
     bool closing; /* a close is asked for: do not start over */
@@ -624,6 +636,8 @@ void call_again(struct call *call);
 void call_break(struct call *call, enum err_kind kind, const char *text);
 /* Repeated, or recorded and shown. */
 void call_attempt_failed(struct call *call, const struct err *err);
+/* The same for an answer with a status that is not 2xx, whose body is in call->error_body. */
+void call_refused(struct call *call);
 /* A copy in the call's arena without the model's key, cut to a decent length. */
 struct str call_scrubbed(struct call *call, struct str text);
 /* --- call_out.c */

@@ -111,16 +111,24 @@ static int read_engine(struct model *model, const char *name, struct err *err)
     static const char *const names[] = {
         [DIALECT_ENGINE_AUTO] = "auto",
         [DIALECT_ENGINE_VLLM] = "vllm",
+        [DIALECT_ENGINE_VLLM_GENERATE] = "vllm-generate",
         [DIALECT_ENGINE_SGLANG] = "sglang",
         [DIALECT_ENGINE_OPENAI] = "openai",
     };
     for (size_t i = 0; i < COUNT(names); i++) {
-        if (!name || !name[0] || strcmp(name, names[i]) == 0) {
-            model->engine = (enum dialect_engine)i;
-            return 0;
-        }
+        if (name && name[0] && strcmp(name, names[i]) != 0)
+            continue;
+        model->engine = (enum dialect_engine)i;
+        if (model->engine == DIALECT_ENGINE_VLLM_GENERATE && model->api &&
+            model->api != &dialect_chat)
+            return err_set(err, ERR_INPUT,
+                           "the engine '%s' is spoken to in chat completions: the model's api is "
+                           "chat or same, not %s",
+                           name, dialect_name(model->api));
+        return 0;
     }
-    return err_set(err, ERR_INPUT, "the engine '%s' is none of auto, vllm, sglang, openai", name);
+    return err_set(err, ERR_INPUT,
+                   "the engine '%s' is none of auto, vllm, vllm-generate, sglang, openai", name);
 }
 
 struct model *model_open(const char *spec, const struct model_options *options, struct err *err)

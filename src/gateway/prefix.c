@@ -7,6 +7,8 @@
  * them; what the second has beyond the first goes after the tokens that are known; the engine is
  * asked with token ids (POST /v1/chat/completions/tokens)
  *
+ * With vLLM's generate route the two renderings are part of every call: generate.c.
+ *
  * Where that cannot be done (no such call, a template that does not only append, an engine without
  * these routes) the call goes out as it is; the session counts both, and the samples tell. */
 #include <stdio.h>
@@ -15,6 +17,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/generate.h"
 #include "gateway/inner.h"
 
 #define RENDER_BYTES_MAX ((size_t)64 << 20)
@@ -54,7 +57,7 @@ bool prefix_find(struct call *call)
 
 /* ---------------------------------------------------------------- rendered by the engine */
 
-static void give_up(struct call *call, const char *why)
+void prefix_give_up(struct call *call, const char *why)
 {
     struct gateway_session *session = call->session;
     call->prefix.given_up = true;
@@ -91,13 +94,9 @@ static bool write_render(struct call *call, bool all, struct buf *out)
     return true;
 }
 
-static bool read_tokens(struct str answer, struct buf *out)
+bool ids_read(struct json list, struct buf *out)
 {
-    OWN(json_doc) struct json_doc doc = {0};
-    if (json_read(&doc, answer, NULL, NULL) < 0)
-        return false;
-    struct json tokens = json_get(json_root(&doc), "tokens");
-    JSON_EACH (item, tokens) {
+    JSON_EACH (item, list) {
         long long id;
         if (!json_int(item.value, &id) || id < 0 || id > INT32_MAX)
             return false;
@@ -107,26 +106,43 @@ static bool read_tokens(struct str answer, struct buf *out)
     return out->size > 0;
 }
 
-static int32_t id_at(const struct buf *ids, size_t at)
+static bool read_tokens(struct str answer, struct buf *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (json_read(&doc, answer, NULL, NULL) < 0)
+        return false;
+    return ids_read(json_get(json_root(&doc), "tokens"), out);
+}
+
+static int32_t id_at(struct str ids, size_t at)
 {
     int32_t id;
-    memcpy(&id, ids->data + at * 4, 4);
+    memcpy(&id, ids.data + at * 4, 4);
     return id;
 }
 
-/* known tokens + what the template puts after an answer + the new messages. NULL: done. */
-static const char *compose(struct prefix *prefix, const struct buf *all)
+void ids_write(struct str ids, struct buf *out)
 {
-    size_t before = prefix->before.size / 4, end = before;
+    struct json_writer json = {.out = out};
+    json_begin_array(&json);
+    for (size_t i = 0; i < ids.size / 4; i++)
+        json_put_int(&json, id_at(ids, i));
+    json_end_array(&json);
+}
+
+const char *prefix_compose(struct prefix *prefix, const struct buf *all)
+{
+    struct str known = buf_str(&prefix->ids), rendered = buf_str(&prefix->before);
+    size_t before = rendered.size / 4, end = before;
     if (all->size < prefix->before.size ||
         memcmp(all->data, prefix->before.data, prefix->before.size) != 0)
         return "the engine's template changes earlier messages when new ones come";
-    int32_t last = id_at(&prefix->ids, prefix->ids.size / 4 - 1);
-    while (end && before - end < CLOSING_MAX && id_at(&prefix->before, end - 1) != last)
+    int32_t last = id_at(known, known.size / 4 - 1);
+    while (end && before - end < CLOSING_MAX && id_at(rendered, end - 1) != last)
         end--;
-    if (!end || id_at(&prefix->before, end - 1) != last)
+    if (!end || id_at(rendered, end - 1) != last)
         return "the answer's last token is not where the engine's template ends an answer";
-    buf_str_append(&prefix->tokens, buf_str(&prefix->ids));
+    buf_str_append(&prefix->tokens, known);
     buf_str_append(&prefix->tokens, str_from(buf_str(all), end * 4));
     return NULL;
 }
@@ -137,11 +153,7 @@ static bool write_body(struct call *call)
     struct prefix *prefix = &call->prefix;
     OWN(buf) struct buf list = {0};
     OWN(json_doc) struct json_doc doc = {0};
-    struct json_writer json = {.out = &list};
-    json_begin_array(&json);
-    for (size_t i = 0; i < prefix->tokens.size / 4; i++)
-        json_put_int(&json, id_at(&prefix->tokens, i));
-    json_end_array(&json);
+    ids_write(buf_str(&prefix->tokens), &list);
     if (json_read(&doc, buf_str(&call->rewritten), NULL, NULL) < 0)
         return false;
     struct json_edit edit = {"tokens", buf_str(&list)};
@@ -157,17 +169,17 @@ static void rendered(struct call *call)
     OWN(buf) struct buf tokens = {0};
     const char *why = NULL;
     if (prefix->status != 200 || !read_tokens(buf_str(&prefix->answer), &tokens)) {
-        give_up(call, prefix->status == 200 ? "the engine's /tokenize gave no token ids"
-                                            : "the engine has no /tokenize for messages");
+        prefix_give_up(call, prefix->status == 200 ? "the engine's /tokenize gave no token ids"
+                                                   : "the engine has no /tokenize for messages");
         return;
     }
     if (!prefix->before.size) {
         buf_str_append(&prefix->before, buf_str(&tokens));
         return;
     }
-    why = compose(prefix, &tokens);
+    why = prefix_compose(prefix, &tokens);
     if (why) {
-        give_up(call, why);
+        prefix_give_up(call, why);
         return;
     }
     prefix->ready = write_body(call);
@@ -193,7 +205,7 @@ static void on_done(void *context, const struct err *err, bool script_error)
     (void)script_error;
     upstream_close(TAKE(call->upstream));
     if (err->kind != ERR_NONE)
-        give_up(call, err->text);
+        prefix_give_up(call, err->text);
     else
         rendered(call);
     call_attempt(call);
@@ -204,7 +216,8 @@ bool prefix_render(struct call *call)
     static const struct upstream_handlers handlers = {on_head, on_data, on_done};
     struct gateway_session *session = call->session;
     struct prefix *prefix = &call->prefix;
-    if (session->mode != GATEWAY_PROXY || !session->model->base_url || call->api != &dialect_chat)
+    if (session->mode != GATEWAY_PROXY || !session->model->base_url || call->api != &dialect_chat ||
+        generate_wanted(session))
         return false;
     if (!prefix_find(call) || prefix->given_up || prefix->ready)
         return false;
@@ -212,7 +225,7 @@ bool prefix_render(struct call *call)
     buf_clear(&prefix->body);
     prefix->status = 0;
     if (!write_render(call, prefix->before.size > 0, &prefix->body)) {
-        give_up(call, "its messages are not those of the request to the engine");
+        prefix_give_up(call, "its messages are not those of the request to the engine");
         return false;
     }
     struct upstream_request request = {

@@ -36,7 +36,7 @@ struct model *machine_model(const struct config *config, const char *spec, const
     /* The choices of gateway.model-api. */
     static const char *const apis[] = {"same",      "chat",   "messages",
                                        "responses", "google", "completions"};
-    static const char *const engines[] = {"auto", "vllm", "sglang", "openai"};
+    static const char *const engines[] = {"auto", "vllm", "vllm-generate", "sglang", "openai"};
     struct model_options options = {
         .key_env = key_env ? key_env : "POSTERN_MODEL_KEY",
         .key_file = config->gateway_key_file[0] ? config->gateway_key_file : NULL,
