@@ -28,6 +28,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,16 +120,30 @@ static unsigned sweep_states(int dir)
     return alive;
 }
 
+/* A keeper that was started a moment ago has its socket already and no state file yet. Without that
+ * name nobody would find it again, nor what it holds when its server has died. */
+static bool is_listened_on(const char *parent, const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int size =
+        snprintf(address.sun_path, sizeof address.sun_path, "%s/%s/keeper.sock", parent, name);
+    if (size < 0 || (size_t)size >= sizeof address.sun_path)
+        return false; /* no name that anybody could have listened on */
+    OWN(fd) int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) == 0 ||
+           (errno != ECONNREFUSED && errno != ENOENT);
+}
+
 /* A directory nobody uses any more. Whoever waits for the lock sees that its file is gone, and
  * makes a new one. */
-static void remove_state_dir(int parent, const char *name, int dir)
+static void remove_state_dir(const char *parent, int parent_fd, const char *name, int dir)
 {
     OWN(fd) int lock = openat(dir, "start.lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) < 0)
+    if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) < 0 || is_listened_on(parent, name))
         return;
     (void)unlinkat(dir, "keeper.sock", 0);
     (void)unlinkat(dir, "start.lock", 0);
-    (void)unlinkat(parent, name, AT_REMOVEDIR);
+    (void)unlinkat(parent_fd, name, AT_REMOVEDIR);
 }
 
 void keeper_sweep(const char *state_dir)
@@ -147,7 +162,7 @@ void keeper_sweep(const char *state_dir)
             openat(dirfd(entries), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (dir >= 0 && sweep_states(dir) == 0 && strcmp(entry->d_name, own) != 0 &&
             is_state_name(entry->d_name))
-            remove_state_dir(dirfd(entries), entry->d_name, dir);
+            remove_state_dir(parent, dirfd(entries), entry->d_name, dir);
     }
     if (entries)
         closedir(entries);

@@ -12,9 +12,12 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/fd.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "filter.h"
 #include "keeper.h"
@@ -92,6 +95,35 @@ TEST(a_shape_has_defaults_and_limits)
         keeper_add(&packet, "layer", "ly-x");
     EXPECT(!shape_of(&packet, &err));
     EXPECT_INT(err.kind, ERR_LIMIT);
+}
+
+/* --- what others left --------------------------------------------------------------------------
+ */
+
+TEST(a_keeper_that_just_started_is_not_swept_away_by_another_one)
+{
+    char parent[] = "/tmp/test-keeper-XXXXXX";
+    EXPECT(mkdtemp(parent));
+    OWN(mem) char *own = mem_format("%s/00000000000000aa", parent);
+    OWN(mem) char *other = mem_format("%s/00000000000000bb", parent);
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%s/keeper.sock", other);
+    struct err err = {0};
+    EXPECT_INT(file_make_dirs(own, 0700, &err), 0);
+    EXPECT_INT(file_make_dirs(other, 0700, &err), 0);
+    /* As backend_local leaves it before the keeper has looked around: a socket, no state file. */
+    OWN(fd) int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    EXPECT_INT(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+    EXPECT_INT(listen(listener, 1), 0);
+    for (int i = 0; i < 5; i++) { /* also when nobody takes its connections */
+        keeper_sweep(own);
+        EXPECT(file_exists(at.sun_path));
+    }
+    fd_close(&listener);
+    keeper_sweep(own);
+    EXPECT(!file_exists(other));
+    EXPECT(file_exists(own));
+    EXPECT_INT(file_remove_tree(parent, &err), 0);
 }
 
 /* --- the filter --------------------------------------------------------------------------------
