@@ -26,18 +26,21 @@ static volatile sig_atomic_t running_group;
 
 void mini_shell_kill(void)
 {
-    if (running_group)
-        (void)kill(-(pid_t)running_group, SIGKILL);
+    pid_t group = (pid_t)running_group;
+    if (group && kill(-group, SIGKILL) < 0)
+        (void)kill(group, SIGKILL); /* it does not lead a group yet */
 }
 
 /* ---------------------------------------------------------------- starting */
 
-_Noreturn static void become_shell(const struct mini_command *command, int output)
+_Noreturn static void become_shell(const struct mini_command *command, int output,
+                                   const sigset_t *mask)
 {
     (void)setsid();
     (void)signal(SIGPIPE, SIG_DFL);
     (void)signal(SIGTERM, SIG_DFL);
     (void)signal(SIGINT, SIG_DFL);
+    (void)sigprocmask(SIG_SETMASK, mask, NULL);
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (nothing >= 0)
         (void)dup2(nothing, 0);
@@ -59,9 +62,14 @@ static pid_t start(const struct mini_command *command, int *output, struct err *
     if (pipe2(pipe_fds, O_CLOEXEC) < 0)
         return err_errno(err, "pipe");
     (void)fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
+    sigset_t all, mask;
+    sigfillset(&all);
+    (void)sigprocmask(SIG_SETMASK, &all, &mask); /* a signal that ends us finds who is started */
     pid_t child = fork();
     if (child == 0)
-        become_shell(command, pipe_fds[1]);
+        become_shell(command, pipe_fds[1], &mask);
+    running_group = child > 0 ? (sig_atomic_t)child : 0;
+    (void)sigprocmask(SIG_SETMASK, &mask, NULL);
     close(pipe_fds[1]);
     if (child < 0) {
         (void)err_errno(err, "fork");
@@ -69,7 +77,6 @@ static pid_t start(const struct mini_command *command, int *output, struct err *
         return -1;
     }
     *output = pipe_fds[0];
-    running_group = (sig_atomic_t)child;
     return child;
 }
 

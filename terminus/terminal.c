@@ -48,10 +48,12 @@ static volatile sig_atomic_t running_shell;
 
 void terminal_kill(void)
 {
-    if (!running_shell)
+    pid_t shell = (pid_t)running_shell;
+    if (!shell)
         return;
-    (void)kill(-(pid_t)running_shell, SIGHUP);
-    (void)kill(-(pid_t)running_shell, SIGKILL);
+    (void)kill(-shell, SIGHUP);
+    if (kill(-shell, SIGKILL) < 0)
+        (void)kill(shell, SIGKILL); /* it does not lead a group yet */
 }
 
 /* ---------------------------------------------------------------- starting */
@@ -115,14 +117,18 @@ static int start_shell(struct terminal *terminal, struct err *err)
 {
     if (open_pty(terminal, err) < 0)
         return -1;
+    sigset_t all, mask;
+    sigfillset(&all);
+    (void)sigprocmask(SIG_SETMASK, &all, &mask); /* a signal that ends us finds who is started */
     pid_t child = fork();
     if (child == 0)
         become_shell(terminal->slave);
+    running_shell = child > 0 ? (sig_atomic_t)child : 0;
+    (void)sigprocmask(SIG_SETMASK, &mask, NULL);
     if (child < 0)
         return err_errno(err, "fork");
     terminal->shell = child;
     terminal->quiet_since_ms = clock_mono_ms();
-    running_shell = (sig_atomic_t)child;
     return 0;
 }
 
@@ -131,6 +137,7 @@ static void end_shell(struct terminal *terminal)
     if (terminal->shell > 0) {
         (void)kill(-terminal->shell, SIGHUP);
         (void)kill(-terminal->shell, SIGKILL);
+        (void)kill(terminal->shell, SIGKILL); /* also when it does not lead a group yet */
         (void)waitpid(terminal->shell, NULL, 0);
     }
     terminal->shell = 0;
