@@ -45,6 +45,7 @@ struct pending {
     char id[ID_MAX];
     struct buf packet;
     bool sent;
+    bool ended; /* a destroy of what it creates was asked for since */
     union {
         void (*created)(void *context, struct backend_link *link, const struct err *err);
         sandbox_done done;
@@ -376,7 +377,9 @@ static void handle_answer(struct local *local, struct str packet, int *fds, size
             return;
     }
     if (pending->ask == ASK_CREATE && !err.kind) {
-        if (fd_count != KEEPER_FDS) {
+        if (pending->ended) { /* the keeper was quicker than the request to destroy it */
+            err_set(&err, ERR_CANCELLED, "the sandbox was destroyed before it was ready");
+        } else if (fd_count != KEEPER_FDS) {
             err_set(&err, ERR_PROTOCOL, "the keeper's answer lacks descriptors");
         } else {
             snprintf(link.id, sizeof link.id, "%s", pending->id);
@@ -554,6 +557,11 @@ static void local_destroy(struct backend *backend, const char *id, sandbox_done 
                           void *context)
 {
     struct local *local = (struct local *)backend;
+    LIST_EACH (at, &local->pending) {
+        struct pending *created = LIST_OF(at, struct pending, node);
+        if (created->ask == ASK_CREATE && strcmp(created->id, id) == 0)
+            created->ended = true;
+    }
     struct pending *pending = pending_new(local, ASK_DESTROY, "destroy");
     pending->on.done = on_done;
     pending->context = context;
