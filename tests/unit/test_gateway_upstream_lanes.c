@@ -17,6 +17,7 @@ struct lane {
 
 struct later {
     struct http_exchange *exchange;
+    struct loop *loop;
     struct loop_timer timer;
     struct later *next;
 };
@@ -27,6 +28,10 @@ static struct later *laters;
 static void answer_now(struct loop_timer *timer)
 {
     struct later *later = timer->context;
+    if (most_there < PARALLEL) { /* nobody is answered before all seats were taken at once */
+        loop_timer_start(later->loop, &later->timer, 1, answer_now, later);
+        return;
+    }
     now_there--;
     http_respond_json(later->exchange, 200,
                       STR("{\"id\":\"x\",\"object\":\"chat.completion\",\"created\":1,"
@@ -38,6 +43,7 @@ static void answer_in_a_moment(struct world *world, struct http_exchange *exchan
 {
     struct later *later = mem_zero(sizeof *later);
     later->exchange = exchange;
+    later->loop = world->loop;
     later->next = laters;
     laters = later;
     now_there++;

@@ -306,10 +306,10 @@ TEST(a_deferred_call_that_defers_itself_starves_nobody)
     struct loop *loop = start();
     struct loop_timer timer = {0};
     deferring = true;
-    loop_timer_start(loop, &timer, 20, stop_deferring, NULL);
     loop_defer(loop, defer_again, NULL);
     loop_once(loop, -1);
     int in_one_tick = called;
+    loop_timer_start(loop, &timer, 20, stop_deferring, NULL);
     EXPECT(in_one_tick >= 1 && in_one_tick < 100);
     while (deferring)
         loop_once(loop, -1);
