@@ -10,6 +10,9 @@ int google_read_request(struct json body, struct dialect_skim *skim, struct aren
 void google_rewrite_request(struct json body, const struct dialect_override *override,
                             struct buf *out);
 
+/* google_schema.c: the same as a JSON schema; STR_NONE: no room */
+struct str google_schema(struct json schema, struct arena *arena);
+
 /* google_write.c */
 void google_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                          struct buf *out);

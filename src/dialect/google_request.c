@@ -2,9 +2,11 @@
  * imposed on it.
  *
  * The model and whether to stream stand in the path, not in the body: whoever found the route puts
- * them into the request. Calls and their results are matched by name and order where there is no
- * id: the canonical form needs ids, so the n-th call without one is "call_n", and its result
- * likewise. */
+ * them into the request. The canonical form needs ids: the n-th call without one is "call_n". A
+ * result without one, which is what the vendor's clients send even where the call has one, answers
+ * the first call of its name that waits for a result.
+ *
+ * Where this API has a list of contents or parts, a single one need not be in a list. */
 #include <stdio.h>
 
 #include "base/err.h"
@@ -19,12 +21,46 @@ static struct json get_either(struct json object, const char *camel, const char 
     return json_exists(value) ? value : json_get(object, snake);
 }
 
-static struct str id_or_number(struct read_context *context, struct json holder, uint32_t *number)
+#define WAITING_MAX 256 /* as many calls as an answer may have */
+
+/* Calls of the model's last turn that wait for a result. */
+struct matching {
+    struct dialect_unnamed numbers;
+    const struct trace_tool_call *calls[WAITING_MAX]; /* NULL: it has its result */
+    size_t count;
+    size_t waiting; /* of them */
+    bool answering; /* others had their turn: the model's next one is another */
+};
+
+static struct str numbered(struct read_context *context, uint32_t number)
 {
-    struct str id = json_str(json_get(holder, "id"), context->arena);
-    if (id.size)
-        return id;
-    return str_of(arena_format(context->arena, "call_%u", (*number)++));
+    return str_of(arena_format(context->arena, "call_%u", number));
+}
+
+static void wait_for(struct matching *matching, const struct trace_tool_call *call)
+{
+    if (matching->count == WAITING_MAX)
+        return;
+    matching->calls[matching->count++] = call;
+    matching->waiting++;
+}
+
+/* Which call a result answers, by its id, or by its name where there is no id; it waits no more. */
+static struct str match(struct read_context *context, struct json result, struct str name,
+                        struct matching *matching)
+{
+    struct str id = json_str(json_get(result, "id"), context->arena);
+    uint32_t number = id.size ? 0 : matching->numbers.results++;
+    for (size_t i = 0; i < matching->count; i++) {
+        const struct trace_tool_call *call = matching->calls[i];
+        if (!call || !(id.size ? str_equal(call->id, id) : str_equal(call->name, name)))
+            continue;
+        matching->calls[i] = NULL;
+        if (--matching->waiting == 0)
+            matching->count = 0;
+        return call->id;
+    }
+    return id.size ? id : numbered(context, number);
 }
 
 static int read_blob(struct read_context *context, struct json part, struct trace_part *out)
@@ -56,31 +92,45 @@ static int read_blob(struct read_context *context, struct json part, struct trac
     return 0;
 }
 
-static int read_call(struct read_context *context, struct json call,
-                     struct dialect_unnamed *numbers, struct trace_tool_call *out)
+static int read_call(struct read_context *context, struct json call, struct matching *matching,
+                     struct trace_tool_call *out)
 {
-    out->id = id_or_number(context, call, &numbers->calls);
     struct json arguments = json_get(call, "args");
+    out->id = json_str(json_get(call, "id"), context->arena);
+    if (!out->id.size)
+        out->id = numbered(context, matching->numbers.calls++);
     out->arguments = read_is_there(arguments) ? json_raw(arguments) : STR("{}");
+    wait_for(matching, out);
     return read_text(context, call, "name", true, &out->name);
 }
 
-static int read_result(struct read_context *context, struct json result,
-                       struct dialect_unnamed *numbers, struct trace_message *out)
+/* Its text, and pictures and files beside it. */
+static int read_result(struct read_context *context, struct json result, struct matching *matching,
+                       struct trace_message *out)
 {
-    struct trace_part *part = arena_alloc(context->arena, sizeof *part);
-    if (!part)
+    struct json more = json_get(result, "parts"), response = json_get(result, "response");
+    bool has_more = json_type(more) == JSON_ARRAY;
+    size_t count = 1 + (has_more ? json_size(more) : 0);
+    struct trace_part *parts = arena_alloc(context->arena, count * sizeof *parts);
+    if (!parts)
         return read_out_of_room(context);
-    struct json response = json_get(result, "response");
     struct json output = json_get(response, "output");
+    bool plain = json_type(output) == JSON_STRING && json_size(response) == 1;
     out->role = TRACE_TOOL;
-    out->tool_call_id = id_or_number(context, result, &numbers->results);
-    *part = (struct trace_part){.text = json_type(output) == JSON_STRING
-                                            ? json_str(output, context->arena)
-                                            : json_raw(response)};
-    out->parts = part;
+    if (read_text(context, result, "name", false, &out->name) < 0)
+        return -1;
+    out->tool_call_id = match(context, result, out->name, matching);
+    parts[0] = (struct trace_part){.text = plain ? json_str(output, context->arena)
+                                           : json_exists(response) ? json_raw(response)
+                                                                   : STR("")};
+    out->parts = parts;
     out->part_count = 1;
-    return read_text(context, result, "name", false, &out->name);
+    if (!has_more)
+        return 0;
+    JSON_EACH (item, more)
+        if (read_blob(context, item.value, &parts[out->part_count++]) < 0)
+            return -1;
+    return 0;
 }
 
 /* Signatures of any part, calls included, are kept for replay. */
@@ -108,31 +158,48 @@ static int read_plain(struct read_context *context, struct json part, struct tra
     return to->text.data ? 0 : read_out_of_room(context);
 }
 
+/* A list, or the one thing that would be in it. */
+static size_t size_of(struct json list)
+{
+    return json_type(list) == JSON_OBJECT ? 1 : json_size(list);
+}
+
+static struct json_item first_of(struct json list)
+{
+    return json_type(list) == JSON_OBJECT ? (struct json_item){.value = list} : json_first(list);
+}
+
+static struct json_item next_of(struct json list, struct json_item item)
+{
+    return json_type(list) == JSON_OBJECT ? (struct json_item){0} : json_following(item);
+}
+
 /* One content: the results it brings, each a message, then one with the rest. Returns how many. A
- * system prompt calls nothing and is always one (`numbers` NULL). */
+ * system prompt calls nothing and is always one (`matching` NULL). */
 static int read_content(struct read_context *context, struct json content, enum trace_role role,
-                        struct dialect_unnamed *numbers, struct trace_message *out)
+                        struct matching *matching, struct trace_message *out)
 {
     struct json list = json_get(content, "parts");
-    if (json_type(list) != JSON_ARRAY)
+    if (json_type(list) != JSON_ARRAY && json_type(list) != JSON_OBJECT)
         return read_fail_type(context, "parts", "an array of parts");
-    struct trace_part *parts = read_room(context, list, sizeof *parts);
-    struct trace_tool_call *calls = read_room(context, list, sizeof *calls);
+    struct trace_part *parts = arena_alloc(context->arena, size_of(list) * sizeof *parts);
+    struct trace_tool_call *calls = arena_alloc(context->arena, size_of(list) * sizeof *calls);
     if (!parts || !calls)
-        return -1;
+        return read_out_of_room(context);
     int count = 0;
     OWN(buf) struct buf thoughts = {0};
     OWN(buf) struct buf opaque = {0};
     struct trace_message rest = {.role = role, .parts = parts, .calls = calls};
-    JSON_EACH (item, list) {
+    for (struct json_item item = first_of(list); json_exists(item.value);
+         item = next_of(list, item)) {
         struct json call = get_either(item.value, "functionCall", "function_call");
         struct json result = get_either(item.value, "functionResponse", "function_response");
         int done;
         keep_signed(item.value, &opaque);
-        if (numbers && json_type(result) == JSON_OBJECT)
-            done = read_result(context, result, numbers, &out[count++]);
-        else if (numbers && json_type(call) == JSON_OBJECT)
-            done = read_call(context, call, numbers, &calls[rest.call_count++]);
+        if (matching && json_type(result) == JSON_OBJECT)
+            done = read_result(context, result, matching, &out[count++]);
+        else if (matching && json_type(call) == JSON_OBJECT)
+            done = read_call(context, call, matching, &calls[rest.call_count++]);
         else
             done = read_plain(context, item.value, &rest, parts, &thoughts);
         if (done < 0)
@@ -151,45 +218,74 @@ static int read_content(struct read_context *context, struct json content, enum 
     return count;
 }
 
+static int read_turn(struct read_context *context, struct json content, size_t at,
+                     struct matching *matching, struct trace_message *out)
+{
+    char where[40];
+    bool model = json_is(json_get(content, "role"), "model");
+    snprintf(where, sizeof where, "contents[%zu]", at);
+    context->where = where;
+    if (model && matching->answering)
+        matching->count = matching->waiting = 0; /* what has no result by now never will */
+    matching->answering = !model;
+    int count = read_content(context, content, model ? TRACE_ASSISTANT : TRACE_USER, matching, out);
+    context->where = NULL;
+    return count;
+}
+
 /* In these contents and those that follow. */
 static size_t messages_at_most(struct json_item item)
 {
     size_t count = 0;
     for (; json_exists(item.value); item = json_following(item))
-        count += 1 + json_size(json_get(item.value, "parts"));
+        count += 1 + size_of(json_get(item.value, "parts"));
     return count;
 }
 
-/* What is known of the first contents includes how many calls and results they numbered. */
+/* What is known of the first contents includes how many calls and results they numbered, and that
+ * none of their calls waits. */
 static int read_list(struct read_context *context, struct json_item item, size_t at,
                      struct trace_message *list, size_t *message_count)
 {
     struct dialect_skim *skim = context->skim;
-    struct dialect_unnamed numbers = {0};
+    struct matching matching = {0};
     if (at)
-        numbers = skim->ends[at - 1].unnamed;
+        matching.numbers = skim->ends[at - 1].unnamed;
     for (; json_exists(item.value); item = json_following(item), at++) {
-        char where[40];
-        snprintf(where, sizeof where, "contents[%zu]", at);
-        context->where = where;
-        struct json role = json_get(item.value, "role");
-        int count =
-            read_content(context, item.value, json_is(role, "model") ? TRACE_ASSISTANT : TRACE_USER,
-                         &numbers, &list[*message_count]);
-        context->where = NULL;
+        int count = read_turn(context, item.value, at, &matching, &list[*message_count]);
         if (count < 0)
             return -1;
         *message_count += (size_t)count;
-        read_skim_end(context, at, *message_count, false);
-        skim->ends[at].unnamed = numbers;
+        read_skim_end(context, at, *message_count, matching.waiting > 0);
+        skim->ends[at].unnamed = matching.numbers;
     }
     return 0;
+}
+
+/* A conversation of one content. */
+static int read_single(struct read_context *context, struct json content, struct json system,
+                       struct trace_request *out)
+{
+    struct matching matching = {0};
+    struct trace_message *list =
+        arena_alloc(context->arena, (2 + size_of(json_get(content, "parts"))) * sizeof *list);
+    if (!list)
+        return read_out_of_room(context);
+    out->messages = list;
+    out->message_count = read_is_there(system);
+    if (out->message_count && read_content(context, system, TRACE_SYSTEM, NULL, list) < 0)
+        return err_wrap(context->err, "systemInstruction");
+    int count = read_turn(context, content, 0, &matching, &list[out->message_count]);
+    out->message_count += count < 0 ? 0 : (size_t)count;
+    return count < 0 ? -1 : 0;
 }
 
 static int read_contents(struct read_context *context, struct json body, struct trace_request *out)
 {
     struct json contents = json_get(body, "contents");
     struct json system = get_either(body, "systemInstruction", "system_instruction");
+    if (json_type(contents) == JSON_OBJECT)
+        return read_single(context, contents, system, out);
     if (json_type(contents) != JSON_ARRAY || json_size(contents) == 0)
         return err_set(context->err, ERR_INPUT,
                        "contents must be an array with at least one content");
@@ -207,6 +303,18 @@ static int read_contents(struct read_context *context, struct json body, struct 
     if (front && !front_known && read_content(context, system, TRACE_SYSTEM, NULL, list) < 0)
         return err_wrap(context->err, "systemInstruction");
     return read_list(context, item, at, list, &out->message_count);
+}
+
+static int read_parameters(struct read_context *context, struct json declaration,
+                           struct trace_tool *out)
+{
+    struct json schema = get_either(declaration, "parametersJsonSchema", "parameters_json_schema");
+    struct json theirs = json_get(declaration, "parameters");
+    out->parameters = json_type(schema) == JSON_OBJECT ? json_raw(schema)
+                      : json_type(theirs) == JSON_OBJECT
+                          ? google_schema(theirs, context->arena)
+                          : STR("{\"type\":\"object\",\"properties\":{}}");
+    return out->parameters.data ? 0 : read_out_of_room(context);
 }
 
 static int read_tools(struct read_context *context, struct json body, struct trace_request *out)
@@ -228,13 +336,10 @@ static int read_tools(struct read_context *context, struct json body, struct tra
     JSON_EACH (group, tools) {
         JSON_EACH (item, get_either(group.value, "functionDeclarations", "function_declarations")) {
             struct trace_tool *tool = &list[out->tool_count++];
-            struct json schema = get_either(item.value, "parametersJsonSchema", "parameters");
             if (read_text(context, item.value, "name", true, &tool->name) < 0 ||
-                read_text(context, item.value, "description", false, &tool->description) < 0)
+                read_text(context, item.value, "description", false, &tool->description) < 0 ||
+                read_parameters(context, item.value, tool) < 0)
                 return -1;
-            tool->parameters = json_type(schema) == JSON_OBJECT
-                                   ? json_raw(schema)
-                                   : STR("{\"type\":\"object\",\"properties\":{}}");
         }
     }
     context->where = NULL;
@@ -265,6 +370,12 @@ static int read_settings(struct read_context *context, struct json config,
 {
     struct read_settings settings = {0};
     struct json schema = get_either(config, "responseJsonSchema", "response_json_schema");
+    struct json theirs = get_either(config, "responseSchema", "response_schema");
+    struct str text = json_type(schema) == JSON_OBJECT   ? json_raw(schema)
+                      : json_type(theirs) == JSON_OBJECT ? google_schema(theirs, context->arena)
+                                                         : STR_NONE;
+    if (json_type(theirs) == JSON_OBJECT && !text.data)
+        return read_out_of_room(context);
     long long seed;
     out->sampling.has_seed = json_int(json_get(config, "seed"), &seed);
     out->sampling.seed = out->sampling.has_seed ? seed : 0;
@@ -274,7 +385,10 @@ static int read_settings(struct read_context *context, struct json config,
     read_settings_put(&settings, "frequency_penalty",
                       get_either(config, "frequencyPenalty", "frequency_penalty"));
     if (json_is(get_either(config, "responseMimeType", "response_mime_type"), "application/json"))
-        read_settings_format(&settings, (struct json){0}, schema, (struct json){0});
+        read_settings_format(&settings, (struct json){0}, text, (struct json){0});
+    read_settings_effort(&settings,
+                         get_either(get_either(config, "thinkingConfig", "thinking_config"),
+                                    "thinkingLevel", "thinking_level"));
     return read_settings_end(context, &settings, &out->settings);
 }
 

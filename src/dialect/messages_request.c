@@ -317,8 +317,8 @@ static int read_settings(struct read_context *context, struct json body, struct 
     read_settings_put(&settings, "top_k", json_get(body, "top_k"));
     read_settings_effort(&settings, json_get(output, "effort"));
     if (json_is(json_get(format, "type"), "json_schema"))
-        read_settings_format(&settings, json_get(format, "name"), json_get(format, "schema"),
-                             json_get(format, "strict"));
+        read_settings_format(&settings, json_get(format, "name"),
+                             read_object(json_get(format, "schema")), json_get(format, "strict"));
     return read_settings_end(context, &settings, &out->settings);
 }
 

@@ -11,6 +11,11 @@ bool read_is_there(struct json value)
     return json_exists(value) && json_type(value) != JSON_NULL;
 }
 
+struct str read_object(struct json value)
+{
+    return json_type(value) == JSON_OBJECT ? json_raw(value) : STR_NONE;
+}
+
 int read_out_of_room(struct read_context *context)
 {
     return err_set(context->err, ERR_LIMIT, "the request is too large to be read");
@@ -176,14 +181,19 @@ void read_settings_put(struct read_settings *settings, const char *key, struct j
 
 void read_settings_effort(struct read_settings *settings, struct json effort)
 {
-    if (json_is(effort, "low") || json_is(effort, "medium") || json_is(effort, "high"))
-        read_settings_put(settings, "reasoning_effort", effort);
+    static const char *const words[][2] = {{"low", "LOW"}, {"medium", "MEDIUM"}, {"high", "HIGH"}};
+    for (size_t i = 0; i < COUNT(words); i++) {
+        if (!json_is(effort, words[i][0]) && !json_is(effort, words[i][1]))
+            continue;
+        begin_settings(settings);
+        json_set_text(&settings->out, "reasoning_effort", words[i][0]);
+    }
 }
 
-void read_settings_format(struct read_settings *settings, struct json name, struct json schema,
+void read_settings_format(struct read_settings *settings, struct json name, struct str schema,
                           struct json strict)
 {
-    bool has_schema = json_type(schema) == JSON_OBJECT;
+    bool has_schema = schema.size > 0;
     struct json_writer *out = &settings->out;
     begin_settings(settings);
     json_key(out, "response_format");
@@ -194,7 +204,7 @@ void read_settings_format(struct read_settings *settings, struct json name, stru
         json_begin_object(out);
         json_set_raw(out, "name",
                      json_type(name) == JSON_STRING ? json_raw(name) : STR("\"answer\""));
-        json_set_raw(out, "schema", json_raw(schema));
+        json_set_raw(out, "schema", schema);
         if (read_is_there(strict))
             json_set_raw(out, "strict", json_raw(strict));
         json_end_object(out);

@@ -27,7 +27,8 @@ struct read_context {
     struct dialect_skim *skim;
 };
 
-bool read_is_there(struct json value); /* present and not null */
+bool read_is_there(struct json value);     /* present and not null */
+struct str read_object(struct json value); /* as raw JSON; STR_NONE: it is none */
 int read_out_of_room(struct read_context *context);
 int read_fail_type(struct read_context *context, const char *key, const char *wanted);
 /* A system prompt beside the conversation, a message of its own. Whether it is known. Comes before
@@ -63,10 +64,12 @@ struct read_settings {
     struct json_writer out;
 };
 void read_settings_put(struct read_settings *settings, const char *key, struct json value);
-/* low, medium and high mean the same everywhere; other words do not. */
+/* low, medium and high mean the same everywhere, in capitals too; other words do not. */
 void read_settings_effort(struct read_settings *settings, struct json effort);
-/* An answer that is JSON, of that schema where there is one; `strict` may be absent. */
-void read_settings_format(struct read_settings *settings, struct json name, struct json schema,
+/* An answer that is JSON, of that schema (raw; STR_NONE: of any); `name` and `strict` may be
+ * absent.
+ */
+void read_settings_format(struct read_settings *settings, struct json name, struct str schema,
                           struct json strict);
 int read_settings_end(struct read_context *context, struct read_settings *settings,
                       struct str *out);

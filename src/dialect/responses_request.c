@@ -344,8 +344,8 @@ static int read_settings(struct read_context *context, struct json body, struct 
     read_settings_effort(&settings, json_get(json_get(body, "reasoning"), "effort"));
     if (json_is(json_get(format, "type"), "json_schema") ||
         json_is(json_get(format, "type"), "json_object"))
-        read_settings_format(&settings, json_get(format, "name"), json_get(format, "schema"),
-                             json_get(format, "strict"));
+        read_settings_format(&settings, json_get(format, "name"),
+                             read_object(json_get(format, "schema")), json_get(format, "strict"));
     return read_settings_end(context, &settings, &out->settings);
 }
 
