@@ -229,13 +229,25 @@ static struct str text_of(struct json value, struct arena *arena)
     return text.data ? arena_str(arena, text) : STR_NONE;
 }
 
+/* The most telling of what there is: OpenAI's code, everybody's type, Google's status. */
+static struct str code_of(struct json error, struct arena *arena)
+{
+    static const char *const names[] = {"code", "type", "status"};
+    for (size_t i = 0; i < COUNT(names); i++) {
+        struct str text = text_of(json_get(error, names[i]), arena);
+        if (text.size)
+            return text;
+    }
+    return STR_NONE;
+}
+
 void dialect_read_error(struct json body, struct arena *arena, struct str *message,
-                        struct str *type)
+                        struct str *code)
 {
     struct json error = json_get(body, "error");
     if (json_type(error) != JSON_OBJECT)
         error = body; /* {"object":"error","message":...}, {"detail":...} */
-    *type = text_of(json_get(error, "type"), arena);
+    *code = code_of(error, arena);
     *message = text_of(json_get(error, "message"), arena);
     if (!message->data)
         *message = text_of(json_get(body, "error"), arena);

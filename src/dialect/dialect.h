@@ -145,7 +145,8 @@ bool dialect_can_write_request(const struct dialect *dialect);
 /* ---------------------------------------------------------------- answers to the agent */
 void dialect_write_answer(const struct dialect *dialect, const struct trace_request *request,
                           const struct trace_answer *answer, struct buf *out);
-/* An error body for an HTTP status; `code` may be NULL. The content type is application/json. */
+/* An error body for an HTTP status; `code` may be NULL, and counts where the dialect has a word for
+ * it. The content type is application/json. */
 void dialect_write_error(const struct dialect *dialect, int status, const char *code,
                          struct str message, struct buf *out);
 /* For GET .../models: the list, or with `one` just the model. */
@@ -247,9 +248,9 @@ int dialect_reader_end(struct dialect_reader *reader, struct arena *arena, struc
 /* What there is so far, finished or not: for the record of a broken attempt. */
 void dialect_reader_partial(struct dialect_reader *reader, struct arena *arena,
                             struct trace_answer *out);
-/* The upstream's own error message and type from a body with a status >= 400 or an error event.
- * STR_NONE: none. */
+/* The upstream's own error message and what it calls it (its code, or else its type) from a body
+ * with a status >= 400 or an error event. STR_NONE: none. */
 void dialect_read_error(struct json body, struct arena *arena, struct str *message,
-                        struct str *type);
+                        struct str *code);
 
 #endif

@@ -200,16 +200,21 @@ static const char *status_word(int status)
     }
 }
 
+/* Is this one of this API's words, all of which are in capitals? */
+static bool is_status_word(const char *code)
+{
+    return code && *code && code[strspn(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_")] == '\0';
+}
+
 void google_write_error(int status, const char *code, struct str message, struct buf *out)
 {
-    (void)code;
     struct json_writer json = {.out = out};
     json_begin_object(&json);
     json_key(&json, "error");
     json_begin_object(&json);
     json_set_int(&json, "code", status);
     json_set_str(&json, "message", message);
-    json_set_text(&json, "status", status_word(status));
+    json_set_text(&json, "status", is_status_word(code) ? code : status_word(status));
     json_end_object(&json);
     json_end_object(&json);
 }

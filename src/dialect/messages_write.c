@@ -245,8 +245,14 @@ void messages_write_finish(struct dialect_writer *writer, enum trace_finish fini
 
 /* ---------------------------------------------------------------- errors and models */
 
-static const char *error_type(int status)
+static const char *error_type(int status, const char *code)
 {
+    /* Those that a status alone does not tell. */
+    static const char *const known[] = {"billing_error", "overloaded_error", "timeout_error",
+                                        "request_too_large"};
+    for (size_t i = 0; code && i < COUNT(known); i++)
+        if (strcmp(code, known[i]) == 0)
+            return known[i];
     switch (status) {
     case 401:
         return "authentication_error";
@@ -269,13 +275,12 @@ static const char *error_type(int status)
 
 void messages_write_error(int status, const char *code, struct str message, struct buf *out)
 {
-    (void)code; /* the type says it all here */
     struct json_writer json = {.out = out};
     json_begin_object(&json);
     json_set_text(&json, "type", "error");
     json_key(&json, "error");
     json_begin_object(&json);
-    json_set_text(&json, "type", error_type(status));
+    json_set_text(&json, "type", error_type(status, code));
     json_set_str(&json, "message", message);
     json_end_object(&json);
     json_end_object(&json);

@@ -81,8 +81,8 @@ static void relay(struct dialect_reader *reader, struct str bytes)
 
 static int fail_with_error_object(struct json data, struct arena *scratch, struct err *err)
 {
-    struct str message, type;
-    dialect_read_error(data, scratch, &message, &type);
+    struct str message, code;
+    dialect_read_error(data, scratch, &message, &code);
     message = str_upto(message, 300);
     return err_set(err, ERR_LOST, "the model server reported an error: %.*s", STR_ARGS(message));
 }

@@ -303,6 +303,50 @@ TEST(errors_of_upstreams_are_read_in_their_spellings)
     }
 }
 
+/* Agents act on the code: one that says the context is too long makes them compact it. */
+TEST(the_code_of_an_upstreams_error_is_kept)
+{
+    static const struct {
+        const struct dialect *dialect;
+        const char *body;
+        int status;
+        const char *has;
+    } rows[] = {
+        {&dialect_chat,
+         "{\"error\":{\"message\":\"m\",\"type\":\"invalid_request_error\",\"param\":null,"
+         "\"code\":\"context_length_exceeded\"}}",
+         400, "\"code\":\"context_length_exceeded\""},
+        {&dialect_responses,
+         "{\"error\":{\"message\":\"m\",\"type\":\"insufficient_quota\",\"code\":"
+         "\"insufficient_quota\"}}",
+         429, "\"code\":\"insufficient_quota\""},
+        {&dialect_chat, "{\"error\":{\"message\":\"m\",\"type\":\"BadRequestError\",\"code\":400}}",
+         400, "\"code\":\"BadRequestError\""},
+        {&dialect_messages,
+         "{\"type\":\"error\",\"error\":{\"type\":\"billing_error\",\"message\":\"m\"}}", 402,
+         "\"type\":\"billing_error\""},
+        {&dialect_messages, "{\"error\":{\"message\":\"m\",\"code\":\"context_length_exceeded\"}}",
+         400, "\"type\":\"invalid_request_error\""},
+        {&dialect_google,
+         "{\"error\":{\"code\":400,\"message\":\"m\",\"status\":\"FAILED_PRECONDITION\"}}", 400,
+         "\"status\":\"FAILED_PRECONDITION\""},
+        {&dialect_google, "{\"error\":{\"message\":\"m\",\"type\":\"x\"}}", 400,
+         "\"status\":\"INVALID_ARGUMENT\""},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf out = {0};
+        struct str message, code;
+        EXPECT(json_read(&doc, str_of(rows[i].body), NULL, NULL) == 0);
+        dialect_read_error(json_root(&doc), &arena, &message, &code);
+        OWN(mem) char *text = code.data ? str_dup(code) : NULL;
+        dialect_write_error(rows[i].dialect, rows[i].status, text, message, &out);
+        if (str_find(buf_str(&out), str_of(rows[i].has)) < 0)
+            test_fail(__FILE__, __LINE__, "%s is not in %s", rows[i].has, buf_text(&out));
+    }
+}
+
 TEST(usage_is_streamed_only_when_asked_for)
 {
     for (int asked = 0; asked < 2; asked++) {

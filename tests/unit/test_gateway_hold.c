@@ -560,6 +560,8 @@ TEST(an_error_of_the_trainer_is_shown_as_it_is)
         reply_wait(&reply);
         EXPECT_INT(reply.status, 413);
         EXPECT(reply_has(&reply, "the prompt is too long"));
+        EXPECT(reply_has(&reply, "context_length_exceeded") ==
+               (strcmp(spoken[i].dialect, "messages") && strcmp(spoken[i].dialect, "google")));
         buf_deinit(&reply.body);
     }
     gate_world_end(&trainer);

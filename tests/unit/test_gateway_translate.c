@@ -29,7 +29,8 @@ static void answer_400(struct world *world, struct http_exchange *exchange)
 {
     (void)world;
     http_respond_json(exchange, 400,
-                      STR("{\"error\":{\"message\":\"prompt is too long\",\"code\":\"context\"}}"));
+                      STR("{\"error\":{\"message\":\"prompt is too "
+                          "long\",\"code\":\"context_length_exceeded\"}}"));
 }
 
 static void world_chat_only(struct world *world)
@@ -135,6 +136,8 @@ TEST(errors_of_a_chat_only_model_server_reach_every_dialect)
         reply_wait(&reply);
         EXPECT_INT(reply.status, 400);
         EXPECT(reply_has(&reply, "prompt is too long"));
+        EXPECT(reply_has(&reply, "context_length_exceeded") ==
+               (strcmp(spoken[i].dialect, "messages") && strcmp(spoken[i].dialect, "google")));
         EXPECT(reply_has(&reply, spoken[i].no_text));
         buf_deinit(&reply.body);
     }
