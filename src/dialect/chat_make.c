@@ -20,6 +20,14 @@ static struct str text_of(const struct trace_part *part)
     return part->text.data ? part->text : part->raw;
 }
 
+/* What an assistant said is one text, which its dialect cut where a thought or a call came between;
+ * parts of others are apart. */
+static bool is_one_text(const struct trace_message *message, size_t at)
+{
+    return message->role == TRACE_ASSISTANT && message->parts[at - 1].kind == TRACE_PART_TEXT &&
+           message->parts[at].kind == TRACE_PART_TEXT;
+}
+
 static void put_part(const struct trace_part *part, struct json_writer *out)
 {
     json_begin_object(out);
@@ -52,7 +60,7 @@ static void put_content(const struct trace_message *message, struct json_writer 
     }
     OWN(buf) struct buf text = {0};
     for (size_t i = 0; i < message->part_count; i++) {
-        if (i)
+        if (i && !is_one_text(message, i))
             buf_byte(&text, '\n');
         buf_str_append(&text, text_of(&message->parts[i]));
     }
@@ -121,6 +129,8 @@ static bool put_tools(const struct trace_request *request, struct json_writer *o
         if (tool->description.data)
             json_set_str(out, "description", tool->description);
         json_set_raw(out, "parameters", tool->parameters);
+        if (tool->strict.data)
+            json_set_raw(out, "strict", tool->strict);
         json_end_object(out);
         json_end_object(out);
     }

@@ -243,6 +243,7 @@ static int read_tool(struct read_context *context, struct json tool, struct trac
     if (read_text(context, inner, "name", true, &out->name) < 0 ||
         read_text(context, inner, "description", false, &out->description) < 0)
         return -1;
+    out->strict = read_bool(json_get(inner, "strict"));
     if (json_type(json_get(inner, "parameters")) == JSON_OBJECT)
         out->parameters = json_raw(json_get(inner, "parameters"));
     else if (out->custom)

@@ -38,6 +38,21 @@ static int read_prompt(struct read_context *context, struct json body, struct tr
     return 0;
 }
 
+/* They have the same names in both protocols. */
+static int read_settings(struct read_context *context, struct json body, struct trace_request *out)
+{
+    static const char *const names[] = {
+        "top_k",     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logit_bias"};
+    struct read_settings settings = {0};
+    long long seed;
+    out->sampling.has_seed = json_int(json_get(body, "seed"), &seed);
+    out->sampling.seed = out->sampling.has_seed ? seed : 0;
+    for (size_t i = 0; i < COUNT(names); i++)
+        read_settings_put(&settings, names[i], json_get(body, names[i]));
+    return read_settings_end(context, &settings, &out->settings);
+}
+
 static int completions_read_request(struct json body, struct dialect_skim *skim,
                                     struct arena *arena, struct trace_request *out, struct err *err)
 {
@@ -53,11 +68,11 @@ static int completions_read_request(struct json body, struct dialect_skim *skim,
     if ((read_is_there(n) && json_int_or(n, 0) != 1) ||
         (read_is_there(best_of) && json_int_or(best_of, 0) != 1))
         return err_set(err, ERR_INPUT, "n and best_of must be 1: there is one answer per call");
-    if (read_prompt(&context, body, out) < 0 ||
+    if (read_prompt(&context, body, out) < 0 || read_settings(&context, body, out) < 0 ||
         read_number(&context, body, "temperature", &sampling->has_temperature,
                     &sampling->temperature) < 0 ||
         read_number(&context, body, "top_p", &sampling->has_top_p, &sampling->top_p) < 0 ||
-        read_tokens_max(&context, body, "max_tokens", &sampling->tokens_max) < 0 ||
+        read_tokens_max_or_none(&context, body, "max_tokens", &sampling->tokens_max) < 0 ||
         read_texts(&context, body, "stop", &sampling->stop, &sampling->stop_count) < 0 ||
         read_flag(&context, body, "stream", &out->stream) < 0)
         return -1;

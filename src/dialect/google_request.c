@@ -354,7 +354,7 @@ static int read_choice(struct read_context *context, struct json body, struct tr
     struct json mode = json_get(config, "mode");
     struct json allowed = get_either(config, "allowedFunctionNames", "allowed_function_names");
     bool any = json_is(mode, "ANY");
-    if (json_is(mode, "AUTO"))
+    if (json_is(mode, "AUTO") || json_is(mode, "VALIDATED"))
         out->tool_choice = STR("\"auto\"");
     if (json_is(mode, "NONE"))
         out->tool_choice = STR("\"none\"");
@@ -362,7 +362,7 @@ static int read_choice(struct read_context *context, struct json body, struct tr
         out->tool_choice = STR("\"required\"");
     if (!any || json_size(allowed) != 1 || json_type(json_at(allowed, 0)) != JSON_STRING)
         return 0;
-    return read_chosen_tool(context, json_at(allowed, 0), out);
+    return read_chosen_tool(context, json_str(json_at(allowed, 0), context->arena), out);
 }
 
 static int read_settings(struct read_context *context, struct json config,

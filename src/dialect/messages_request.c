@@ -254,9 +254,11 @@ static int read_tool(struct read_context *context, struct json tool, struct trac
 {
     if (json_type(tool) != JSON_OBJECT)
         return read_fail_type(context, "tools", "an array of objects");
-    if (read_text(context, tool, "name", true, &out->name) < 0 ||
+    bool named = read_is_there(json_get(tool, "name")) || !read_is_there(json_get(tool, "type"));
+    if (read_text(context, tool, named ? "name" : "type", true, &out->name) < 0 ||
         read_text(context, tool, "description", false, &out->description) < 0)
         return -1;
+    out->strict = read_bool(json_get(tool, "strict"));
     struct json schema = json_get(tool, "input_schema");
     /* A typed tool without a schema is the model server's own; it is kept as it is. */
     out->parameters = json_type(schema) == JSON_OBJECT ? json_raw(schema) : STR_NONE;
@@ -297,12 +299,12 @@ static int read_choice(struct read_context *context, struct json body, struct tr
         out->tool_choice = STR("\"none\"");
     if (!json_is(type, "tool"))
         return 0;
-    OWN(buf) struct buf text = {0};
-    buf_format(&text, "{\"type\":\"function\",\"function\":{\"name\":");
-    buf_str_append(&text, json_raw(json_get(choice, "name")));
-    buf_format(&text, "}}");
-    out->tool_choice = arena_str(context->arena, buf_str(&text));
-    return out->tool_choice.data ? 0 : read_out_of_room(context);
+    struct str name;
+    context->where = "tool_choice";
+    if (read_text(context, choice, "name", true, &name) < 0)
+        return -1;
+    context->where = NULL;
+    return read_chosen_tool(context, name, out);
 }
 
 static int read_settings(struct read_context *context, struct json body, struct trace_request *out)
@@ -338,7 +340,7 @@ int messages_read_request(struct json body, struct dialect_skim *skim, struct ar
         read_number(&context, body, "temperature", &sampling->has_temperature,
                     &sampling->temperature) < 0 ||
         read_number(&context, body, "top_p", &sampling->has_top_p, &sampling->top_p) < 0 ||
-        read_tokens_max(&context, body, "max_tokens", &sampling->tokens_max) < 0 ||
+        read_tokens_max_or_none(&context, body, "max_tokens", &sampling->tokens_max) < 0 ||
         read_texts(&context, body, "stop_sequences", &sampling->stop, &sampling->stop_count) < 0 ||
         read_flag(&context, body, "stream", &out->stream) < 0)
         return -1;

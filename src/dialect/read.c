@@ -137,10 +137,26 @@ int read_tokens_max(struct read_context *context, struct json body, const char *
     return 0;
 }
 
+int read_tokens_max_or_none(struct read_context *context, struct json body, const char *key,
+                            int64_t *out)
+{
+    long long number;
+    if (!json_int(json_get(body, key), &number) || number != 0)
+        return read_tokens_max(context, body, key, out);
+    *out = 1;
+    return 0;
+}
+
 int64_t read_cap(int64_t max, struct json asked)
 {
     long long number;
-    return json_int(asked, &number) && number > 0 && number <= max ? 0 : max;
+    return json_int(asked, &number) && number >= 0 && number <= max ? 0 : max;
+}
+
+struct str read_bool(struct json value)
+{
+    bool is_one = json_type(value) == JSON_TRUE || json_type(value) == JSON_FALSE;
+    return is_one ? json_raw(value) : STR_NONE;
 }
 
 int read_flag(struct read_context *context, struct json body, const char *key, bool *out)
@@ -251,13 +267,12 @@ int read_texts(struct read_context *context, struct json body, const char *key,
     return 0;
 }
 
-int read_chosen_tool(struct read_context *context, struct json name, struct trace_request *out)
+int read_chosen_tool(struct read_context *context, struct str name, struct trace_request *out)
 {
-    char *text =
-        arena_format(context->arena, "{\"type\":\"function\",\"function\":{\"name\":%.*s}}",
-                     STR_ARGS(json_raw(name)));
-    if (!text)
-        return read_out_of_room(context);
-    out->tool_choice = str_of(text);
-    return 0;
+    OWN(buf) struct buf text = {0};
+    buf_format(&text, "{\"type\":\"function\",\"function\":{\"name\":");
+    json_quote(&text, name);
+    buf_format(&text, "}}");
+    out->tool_choice = arena_str(context->arena, buf_str(&text));
+    return out->tool_choice.data ? 0 : read_out_of_room(context);
 }

@@ -52,8 +52,12 @@ void *read_room(struct read_context *context, struct json array, size_t size);
 int read_number(struct read_context *context, struct json body, const char *key, bool *has,
                 double *out);
 int read_tokens_max(struct read_context *context, struct json body, const char *key, int64_t *out);
+/* The same where 0 is a limit, too: no answer is wanted. The least there is elsewhere is 1. */
+int read_tokens_max_or_none(struct read_context *context, struct json body, const char *key,
+                            int64_t *out);
 /* The limit to impose where the agent asks for `asked`; 0: what it asks for is small enough. */
 int64_t read_cap(int64_t max, struct json asked);
+struct str read_bool(struct json value); /* as raw JSON; STR_NONE: it is none */
 int read_flag(struct read_context *context, struct json body, const char *key, bool *out);
 /* A custom tool's text as arguments; STR_NONE: no room. */
 struct str read_custom_input(struct read_context *context, struct str text);
@@ -73,8 +77,8 @@ void read_settings_format(struct read_settings *settings, struct json name, stru
                           struct json strict);
 int read_settings_end(struct read_context *context, struct read_settings *settings,
                       struct str *out);
-/* `name` (a string) is the only tool that may be called, as chat completions say it. */
-int read_chosen_tool(struct read_context *context, struct json name, struct trace_request *out);
+/* `name` is the only tool that may be called, as chat completions say it. */
+int read_chosen_tool(struct read_context *context, struct str name, struct trace_request *out);
 /* A string or an array of strings. */
 int read_texts(struct read_context *context, struct json body, const char *key,
                const struct str **out, size_t *count);

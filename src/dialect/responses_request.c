@@ -179,6 +179,18 @@ static int add_assistant_item(struct read_context *context, struct json item, st
     return keep_opaque(context, item, out);
 }
 
+/* A text, or parts that say what they are. Shells, searches and programs have outputs of their own
+ * shapes: those are handed on as the JSON they are. */
+static bool is_content(struct json output)
+{
+    if (json_type(output) != JSON_ARRAY)
+        return json_type(output) == JSON_STRING;
+    JSON_EACH (item, output)
+        if (json_type(json_get(item.value, "type")) != JSON_STRING)
+            return false;
+    return true;
+}
+
 static int read_other_item(struct read_context *context, struct json item, struct str type,
                            struct trace_message *out)
 {
@@ -189,14 +201,15 @@ static int read_other_item(struct read_context *context, struct json item, struc
         return add_content(context, json_get(item, "content"), "content", out);
     }
     out->role = TRACE_TOOL;
-    if (read_text(context, item, "call_id", false, &out->tool_call_id) < 0)
+    const char *key = str_is(type, "local_shell_call_output") ? "id" : "call_id";
+    if (read_text(context, item, key, false, &out->tool_call_id) < 0)
         return -1;
     struct json output = json_get(item, "output");
-    if (json_type(output) == JSON_OBJECT || !ends_with(type, STR("_output"))) {
+    if (!is_content(output) || !ends_with(type, STR("_output"))) {
         struct trace_part *part = arena_alloc(context->arena, sizeof *part);
         if (!part)
             return read_out_of_room(context);
-        *part = (struct trace_part){.text = json_raw(json_exists(output) ? output : item)};
+        *part = (struct trace_part){.text = json_raw(read_is_there(output) ? output : item)};
         out->parts = part;
         out->part_count = 1;
         return 0;
@@ -284,6 +297,7 @@ static int read_tool(struct read_context *context, struct json tool, struct str 
     if (read_text(context, tool, "name", true, &out->name) < 0 ||
         read_text(context, tool, "description", false, &out->description) < 0)
         return -1;
+    out->strict = read_bool(json_get(tool, "strict"));
     out->parameters = json_type(schema) == JSON_OBJECT ? json_raw(schema)
                       : out->custom                    ? STR(CUSTOM_SCHEMA)
                                     : STR("{\"type\":\"object\",\"properties\":{}}");
@@ -324,6 +338,19 @@ static int read_tools(struct read_context *context, struct json body, struct tra
     return 0;
 }
 
+/* The tool's canonical name; STR_NONE: it is one of the model server's own. */
+static struct str name_of(struct read_context *context, struct json choice)
+{
+    struct json type = json_get(choice, "type");
+    if (!json_is(type, "function") && !json_is(type, "custom"))
+        return STR_NONE;
+    struct str name = json_str(json_get(choice, "name"), context->arena);
+    struct str space = json_str(json_get(choice, "namespace"), context->arena);
+    if (!space.size || !name.size)
+        return name;
+    return str_of(arena_format(context->arena, "%.*s__%.*s", STR_ARGS(space), STR_ARGS(name)));
+}
+
 static int read_choice(struct read_context *context, struct json body, struct trace_request *out)
 {
     struct json choice = json_get(body, "tool_choice");
@@ -331,9 +358,16 @@ static int read_choice(struct read_context *context, struct json body, struct tr
         out->tool_choice = json_raw(choice);
         return 0;
     }
-    if (json_type(json_get(choice, "name")) != JSON_STRING)
-        return 0;
-    return read_chosen_tool(context, json_get(choice, "name"), out);
+    /* Several that are allowed cannot be said in every server's chat completions: all are. */
+    if (json_is(json_get(choice, "type"), "allowed_tools")) {
+        struct json mode = json_get(choice, "mode"), allowed = json_get(choice, "tools");
+        bool one = json_is(mode, "required") && json_size(allowed) == 1;
+        if (json_is(mode, "auto") || json_is(mode, "required"))
+            out->tool_choice = json_raw(mode);
+        choice = one ? json_at(allowed, 0) : (struct json){0};
+    }
+    struct str name = name_of(context, choice);
+    return name.size ? read_chosen_tool(context, name, out) : 0;
 }
 
 static int read_settings(struct read_context *context, struct json body, struct trace_request *out)
@@ -342,6 +376,7 @@ static int read_settings(struct read_context *context, struct json body, struct 
     struct json format = json_get(json_get(body, "text"), "format");
     read_settings_put(&settings, "parallel_tool_calls", json_get(body, "parallel_tool_calls"));
     read_settings_effort(&settings, json_get(json_get(body, "reasoning"), "effort"));
+    read_settings_put(&settings, "verbosity", json_get(json_get(body, "text"), "verbosity"));
     if (json_is(json_get(format, "type"), "json_schema") ||
         json_is(json_get(format, "type"), "json_object"))
         read_settings_format(&settings, json_get(format, "name"),

@@ -71,6 +71,7 @@ struct trace_tool {
     struct str parameters; /* raw JSON schema; STR_NONE: the model server's own tool */
     struct str space;      /* its namespace, which `name` starts with; STR_NONE: none */
     bool custom;           /* takes free text: one member `input` */
+    struct str strict;     /* whether its schema binds, as raw JSON; STR_NONE: not said */
 };
 
 /* ---------------------------------------------------------------- a model call */

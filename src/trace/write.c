@@ -106,6 +106,7 @@ void trace_tool_write(const struct trace_tool *tool, struct json_writer *out)
     json_set_str(out, "name", tool->name);
     set_optional(out, "description", tool->description);
     set_raw_optional(out, "parameters", tool->parameters);
+    set_raw_optional(out, "strict", tool->strict);
     json_end_object(out);
 }
 

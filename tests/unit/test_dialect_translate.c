@@ -8,6 +8,11 @@
 #include "test.h"
 
 #define GOOGLE "/v1beta/models/m:generateContent"
+#define RESPONSES "/v1/responses"
+#define ANTHROPIC "/v1/messages"
+#define COMPLETIONS "/v1/completions"
+#define INPUT "'model':'m','input':'U'"
+#define MESSAGES "'model':'m','max_tokens':9,'messages':[{'role':'user','content':'U'}]"
 #define CONTENTS "'contents':[{'role':'user','parts':[{'text':'U'}]}]"
 
 /* In a C string, quotes of JSON are single ones: no text here has one. */
@@ -169,6 +174,194 @@ TEST(one_content_and_one_part_need_no_list)
         {GOOGLE, "{'system_instruction':{'parts':{'text':'S'}},'contents':{'parts':{'text':'U'}}}",
          "[{'role':'system','content':'S'},{'role':'user','content':'U'}]", NULL},
         {GOOGLE, "{'contents':[{'parts':{'text':'U'}}]}", "[{'role':'user','content':'U'}]", NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* ---------------------------------------------------------------- responses */
+
+#define TOOL_A "{'type':'function','name':'a','parameters':{'type':'object'}}"
+#define TOOL_B "{'type':'custom','name':'b'}"
+#define SPACE "{'type':'namespace','name':'s','tools':[" TOOL_A "]}"
+#define CHOSEN(name) "'tool_choice':{'type':'function','function':{'name':'" name "'}}"
+
+TEST(every_choice_of_a_tool_is_understood)
+{
+    static const struct row rows[] = {
+        {RESPONSES, "{" INPUT ",'tools':[" TOOL_A "],'tool_choice':'required'}",
+         "'tool_choice':'required'", NULL},
+        {RESPONSES, "{" INPUT ",'tools':[" TOOL_A "],'tool_choice':{'type':'function','name':'a'}}",
+         CHOSEN("a"), NULL},
+        {RESPONSES, "{" INPUT ",'tools':[" TOOL_B "],'tool_choice':{'type':'custom','name':'b'}}",
+         CHOSEN("b"), NULL},
+        {RESPONSES,
+         "{" INPUT ",'tools':[" SPACE "],'tool_choice':{'type':'function','namespace':'s','name':"
+         "'a'}}",
+         CHOSEN("s__a"), NULL},
+        /* What is allowed may be all there is to choose from, one, or something else. */
+        {RESPONSES,
+         "{" INPUT ",'tools':[" TOOL_A "," TOOL_B "],'tool_choice':{'type':'allowed_tools','mode':"
+         "'required','tools':[{'type':'function','name':'a'},{'type':'custom','name':'b'}]}}",
+         "'tool_choice':'required'", NULL},
+        {RESPONSES,
+         "{" INPUT ",'tools':[" TOOL_A "," TOOL_B "],'tool_choice':{'type':'allowed_tools','mode':"
+         "'required','tools':[{'type':'function','name':'a'}]}}",
+         CHOSEN("a"), NULL},
+        {RESPONSES,
+         "{" INPUT ",'tools':[" TOOL_A "],'tool_choice':{'type':'allowed_tools','mode':'auto',"
+         "'tools':[{'type':'function','name':'a'}]}}",
+         "'tool_choice':'auto'", NULL},
+        /* The model server's own tools are not there, nor can they be chosen. */
+        {RESPONSES,
+         "{" INPUT ",'tools':[" TOOL_A ",{'type':'mcp','server_label':'l'}],'tool_choice':{'type':"
+         "'mcp','server_label':'l','name':'x'}}",
+         NULL, "tool_choice"},
+        {RESPONSES,
+         "{" INPUT ",'tools':[" TOOL_A ",{'type':'web_search'}],'tool_choice':{'type':"
+         "'web_search'}}",
+         NULL, "tool_choice"},
+        {ANTHROPIC,
+         "{" MESSAGES ",'tools':[{'name':'a','input_schema':{}}],'tool_choice':{'type':'tool',"
+         "'name':'a'}}",
+         CHOSEN("a"), NULL},
+        {GOOGLE,
+         "{" CONTENTS ",'tools':[{'functionDeclarations':[{'name':'a'},{'name':'b'}]}],"
+         "'toolConfig':{'functionCallingConfig':{'mode':'VALIDATED'}}}",
+         "'tool_choice':'auto'", NULL},
+        {GOOGLE,
+         "{" CONTENTS ",'tools':[{'functionDeclarations':[{'name':'a'},{'name':'b'}]}],"
+         "'toolConfig':{'functionCallingConfig':{'mode':'ANY','allowedFunctionNames':['a','b']}}}",
+         "'tool_choice':'required'", NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* A name that is none would have made a request that is no JSON. */
+TEST(a_choice_without_a_name_is_refused)
+{
+    static const char *const rows[][2] = {
+        {ANTHROPIC,
+         "{" MESSAGES ",'tools':[{'name':'a','input_schema':{}}],'tool_choice':{'type':'tool'}}"},
+        {ANTHROPIC,
+         "{" MESSAGES ",'tools':[{'name':'a','input_schema':{}}],'tool_choice':{'type':'tool',"
+         "'name':5}}"},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf bytes = {0};
+        struct trace_request request;
+        struct err err = {0};
+        EXPECT_INT(read_request(rows[i][0], rows[i][1], &doc, &bytes, &arena, &request, &err), -1);
+        EXPECT_INT(err.kind, ERR_INPUT);
+        EXPECT(str_find(str_of(err.text), STR("tool_choice.name")) >= 0);
+    }
+}
+
+TEST(a_tools_strictness_and_the_answers_length_are_handed_on)
+{
+    static const struct row rows[] = {
+        {RESPONSES,
+         "{" INPUT ",'tools':[{'type':'function','name':'a','parameters':{},'strict':true}]}",
+         "'parameters':{},'strict':true}", NULL},
+        {RESPONSES,
+         "{" INPUT ",'tools':[{'type':'function','name':'a','parameters':{},'strict':false}]}",
+         "'strict':false", NULL},
+        {RESPONSES,
+         "{" INPUT ",'tools':[{'type':'function','name':'a','parameters':{},'strict':null}]}", NULL,
+         "strict"},
+        {ANTHROPIC, "{" MESSAGES ",'tools':[{'name':'a','input_schema':{},'strict':true}]}",
+         "'strict':true", NULL},
+        {RESPONSES, "{" INPUT ",'text':{'verbosity':'low'}}", "'verbosity':'low'", NULL},
+        {RESPONSES, "{" INPUT ",'reasoning':{'effort':'medium'}}", "'reasoning_effort':'medium'",
+         NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* Results come in more shapes than one: of shells, of searches, of programs. */
+TEST(results_of_every_kind_reach_the_model)
+{
+    static const struct row rows[] = {
+        {RESPONSES,
+         "{'model':'m','input':[{'role':'user','content':'U'},{'type':'shell_call_output',"
+         "'call_id':'c','output':[{'stdout':'hello','stderr':'','outcome':{'type':'exit',"
+         "'exit_code':0}}]}]}",
+         "hello", NULL},
+        {RESPONSES,
+         "{'model':'m','input':[{'type':'tool_search_output','call_id':'c','tools':[{'name':"
+         "'found'}]}]}",
+         "found", NULL},
+        {RESPONSES,
+         "{'model':'m','input':[{'type':'program_output','id':'i','call_id':'c','result':'R',"
+         "'status':'completed'}]}",
+         "'tool_call_id':'c'", NULL},
+        {RESPONSES,
+         "{'model':'m','input':[{'type':'local_shell_call_output','id':'c','output':'R'}]}",
+         "{'role':'tool','tool_call_id':'c','content':'R'}", NULL},
+        {RESPONSES,
+         "{'model':'m','input':[{'type':'function_call_output','call_id':'c','output':[{'type':"
+         "'input_image','image_url':'http://x/y'}]}]}",
+         "'image_url':{'url':'http://x/y'}", NULL},
+        {RESPONSES,
+         "{'model':'m','input':[{'type':'function_call_output','call_id':'c','output':[]}]}",
+         "{'role':'tool','tool_call_id':'c','content':''}", NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* ---------------------------------------------------------------- messages */
+
+TEST(tools_of_the_model_servers_own_need_no_name)
+{
+    static const struct row rows[] = {
+        {ANTHROPIC,
+         "{" MESSAGES ",'tools':[{'type':'mcp_toolset','mcp_server_name':'s'},{'name':'a',"
+         "'input_schema':{}}]}",
+         "'tools':[{'type':'function','function':{'name':'a','parameters':{}}}]", NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* Blocks of an assistant are one text that was cut where something else came between; paragraphs of
+ * others are apart. */
+TEST(an_assistants_blocks_are_one_text)
+{
+    static const struct row rows[] = {
+        {ANTHROPIC,
+         "{'model':'m','max_tokens':9,'messages':[{'role':'assistant','content':[{'type':'text',"
+         "'text':'It is '},{'type':'thinking','thinking':'hm','signature':''},{'type':'text',"
+         "'text':'five.'}]},{'role':'user','content':[{'type':'text','text':'A'},{'type':'text',"
+         "'text':'B'}]}]}",
+         "'content':'It is five.'", "'content':'AB'"},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* To warm a cache, or to score a prompt: no answer is wanted. Elsewhere the shortest is asked for.
+ */
+TEST(a_limit_of_nothing_is_no_mistake)
+{
+    static const struct row rows[] = {
+        {ANTHROPIC, "{'model':'m','max_tokens':0,'messages':[{'role':'user','content':'U'}]}",
+         "'max_tokens':1,", NULL},
+        {COMPLETIONS, "{'model':'m','prompt':'U','max_tokens':0,'echo':true}", "'max_tokens':1,",
+         NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
+
+/* ---------------------------------------------------------------- completions */
+
+TEST(settings_of_completions_are_those_of_chat)
+{
+    static const struct row rows[] = {
+        {COMPLETIONS,
+         "{'model':'m','prompt':'U','seed':7,'presence_penalty':0.5,'frequency_penalty':0.25,"
+         "'logit_bias':{'5':1},'top_k':3,'min_p':0.1,'repetition_penalty':1.1}",
+         "'seed':7,'top_k':3,'min_p':0.1,'presence_penalty':0.5,'frequency_penalty':0.25,"
+         "'repetition_penalty':1.1,'logit_bias':{'5':1}",
+         NULL},
     };
     check_rows(rows, COUNT(rows));
 }
