@@ -65,6 +65,12 @@ static int check_text(struct json object, const char *name, struct err *err)
     return err_set(err, ERR_INPUT, "'%s' is not a string", name);
 }
 
+/* A call without arguments is one with an empty object of them: clients read them as JSON. */
+static bool is_without(struct json arguments)
+{
+    return is_nothing(arguments) || json_is(arguments, "");
+}
+
 static int check_call(struct parts *parts, struct json call, size_t at, struct err *err)
 {
     struct json function = json_get(call, "function"), custom = json_get(call, "custom");
@@ -82,7 +88,7 @@ static int check_call(struct parts *parts, struct json call, size_t at, struct e
     struct json name = json_get(function, "name"), arguments = json_get(function, "arguments");
     if (json_type(name) != JSON_STRING && (parts->whole || !is_nothing(name)))
         return err_set(err, ERR_INPUT, "'tool_calls[%zu].function.name' is not a string", at);
-    if (json_type(arguments) == JSON_OBJECT)
+    if (json_type(arguments) == JSON_OBJECT || (parts->whole && is_without(arguments)))
         parts->plain = false;
     else if (!is_nothing(arguments) && json_type(arguments) != JSON_STRING)
         return err_set(err, ERR_INPUT,
@@ -135,6 +141,16 @@ static int find_choice(struct parts *parts, struct err *err)
     return err_set(err, ERR_INPUT, "'choices[0].%s' is not an object", name);
 }
 
+static bool says_nothing(struct json message)
+{
+    static const char *const names[] = {"content", "tool_calls", "reasoning_content", "reasoning",
+                                        "refusal"};
+    for (size_t i = 0; i < COUNT(names); i++)
+        if (json_exists(json_get(message, names[i])))
+            return false;
+    return true;
+}
+
 static int find_message(struct parts *parts, struct err *err)
 {
     struct json root = parts->root;
@@ -152,11 +168,7 @@ static int find_message(struct parts *parts, struct err *err)
             parts->message = root;
         else if (json_type(parts->message) != JSON_OBJECT)
             return err_set(err, ERR_INPUT, "'%s' is not an object", name);
-        bool empty = !json_exists(json_get(parts->message, "content")) &&
-                     !json_exists(json_get(parts->message, "tool_calls")) &&
-                     !json_exists(json_get(parts->message, "reasoning_content")) &&
-                     !json_exists(json_get(root, "text"));
-        if (parts->whole && empty)
+        if (parts->whole && says_nothing(parts->message) && !json_exists(json_get(root, "text")))
             return err_set(err, ERR_INPUT,
                            "the answer has none of 'choices', 'message', 'content', 'tool_calls'");
     }
@@ -278,10 +290,10 @@ static void write_call(const struct parts *parts, struct json call, size_t at,
         json_set_raw(out, "name", json_raw(name));
     if (json_type(arguments) == JSON_OBJECT)
         json_set_str(out, "arguments", json_raw(arguments));
+    else if (parts->whole && is_without(arguments))
+        json_set_text(out, "arguments", "{}");
     else if (json_type(arguments) == JSON_STRING)
         json_set_raw(out, "arguments", json_raw(arguments));
-    else if (parts->whole)
-        json_set_text(out, "arguments", "{}");
     json_end_object(out);
     json_end_object(out);
 }

@@ -77,6 +77,12 @@ static void write_messages(struct json messages, struct json_writer *out)
     json_end_array(out);
 }
 
+/* null is how some clients say nothing. */
+static bool is_there(struct json value)
+{
+    return json_exists(value) && json_type(value) != JSON_NULL;
+}
+
 static void write_sampling(struct json chat, struct json_writer *out)
 {
     static const char *const names[] = {
@@ -95,17 +101,18 @@ static void write_sampling(struct json chat, struct json_writer *out)
         "reasoning_effort",
         "logprobs",
         "parallel_tool_calls",
+        "verbosity",
     };
     json_begin_object(out);
     for (size_t i = 0; i < COUNT(names); i++) {
         struct json value = json_get(chat, names[i]);
-        if (json_exists(value))
+        if (is_there(value))
             json_set_raw(out, names[i], json_raw(value));
     }
     struct json max = json_get(chat, "max_completion_tokens");
-    if (!json_exists(max))
+    if (!is_there(max))
         max = json_get(chat, "max_tokens");
-    if (json_exists(max))
+    if (is_there(max))
         json_set_raw(out, "max_tokens", json_raw(max));
     json_end_object(out);
 }

@@ -795,6 +795,53 @@ TEST(a_developer_is_a_system_to_the_trainer)
     gate_world_end(&trainer);
 }
 
+/* null is how some clients say nothing. */
+TEST(a_setting_that_is_null_is_none)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    OWN(json_doc) struct json_doc doc = {0};
+    agent_ask(
+        &world, &reply,
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+        "\"temperature\":null,\"max_completion_tokens\":null,\"max_tokens\":7,\"stop\":null}");
+    take(&trainer);
+    EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+    EXPECT_STR(json_raw(json_get(json_root(&doc), "sampling")), STR("{\"max_tokens\":7}"));
+    EXPECT_INT(give(&trainer, "{\"content\":\"ok\"}", NULL), 0);
+    reply_wait(&reply);
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
+/* Little as it is, it is an answer. */
+TEST(answers_of_few_words_are_answers)
+{
+    static const char *const rows[][2] = {
+        {"{\"message\":{\"role\":\"assistant\",\"refusal\":\"no\"}}", "\"refusal\":\"no\""},
+        {"{\"refusal\":\"no\"}", "\"refusal\":\"no\""},
+        {"{\"message\":{\"reasoning\":\"hm\"}}", "\"reasoning\":\"hm\""},
+        {"{\"choices\":[{\"message\":{\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":"
+         "\"f\"}}]},\"finish_reason\":\"tool_calls\"}]}",
+         "\"name\":\"f\",\"arguments\":\"{}\""},
+        {"{\"choices\":[{\"message\":{\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":"
+         "\"f\",\"arguments\":\"\"}}]},\"finish_reason\":\"tool_calls\"}]}",
+         "\"name\":\"f\",\"arguments\":\"{}\""},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(buf) struct buf out = {0};
+        struct err err = {0};
+        EXPECT_INT(gate_read_answer(str_of(rows[i][0]), &out, &err), 0);
+        if (str_find(buf_str(&out), str_of(rows[i][1])) < 0)
+            test_fail(__FILE__, __LINE__, "%s is not in %s %s", rows[i][1], buf_text(&out),
+                      err.text);
+    }
+    OWN(buf) struct buf none = {0};
+    EXPECT_INT(gate_read_answer(STR("{\"message\":{\"role\":\"assistant\"}}"), &none, NULL), -1);
+}
+
 /* The agent's connection dies while its call is held or streamed; it asks again: one call, one
  * answer, nothing generated twice. */
 TEST(an_agent_that_comes_back_finds_its_held_call)
