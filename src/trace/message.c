@@ -232,10 +232,29 @@ static bool agree(struct str a, struct str b)
     return !a.size || !b.size || str_equal(a, b);
 }
 
+static size_t skip_blanks(struct str text, size_t at)
+{
+    while (at < text.size && strchr(" \t\r\n", text.data[at]))
+        at++;
+    return at;
+}
+
+/* Blanks do not count: dialects cut thoughts into blocks, and join them with line ends. */
+static bool agree_on_words(struct str a, struct str b)
+{
+    size_t i = skip_blanks(a, 0), k = skip_blanks(b, 0);
+    if (i == a.size || k == b.size)
+        return true;
+    while (i < a.size && k < b.size && a.data[i] == b.data[k]) {
+        i = skip_blanks(a, i + 1);
+        k = skip_blanks(b, k + 1);
+    }
+    return i == a.size && k == b.size;
+}
+
 bool trace_message_same(const struct trace_message *a, const struct trace_message *b)
 {
-    if (!agree(a->tool_call_id, b->tool_call_id) ||
-        !agree(str_trim(a->reasoning), str_trim(b->reasoning)))
+    if (!agree(a->tool_call_id, b->tool_call_id) || !agree_on_words(a->reasoning, b->reasoning))
         return false;
     if (a->call_count != b->call_count)
         return false;

@@ -159,3 +159,19 @@ TEST(a_float_is_written_as_printf_would_in_the_fewest_digits)
         EXPECT_TEXT(buf_text(&out), wanted);
     }
 }
+
+/* Dialects cut thoughts into blocks and put them together again with line ends between. */
+TEST(reasoning_is_the_same_however_it_was_cut)
+{
+    static const struct {
+        const char *left, *right;
+        bool same;
+    } rows[] = {{"ab c", "a\nb c", true}, {"ab", "ab\n", true},  {"ab", "", true},
+                {"ab", "abc", false},     {"ab", "a\nc", false}, {"a\n\nb", "a b", true}};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        struct trace_message left = {.reasoning = str_of(rows[i].left)};
+        struct trace_message right = {.reasoning = str_of(rows[i].right)};
+        EXPECT_INT(trace_message_same(&left, &right), rows[i].same);
+        EXPECT_INT(trace_message_same(&right, &left), rows[i].same);
+    }
+}
