@@ -325,8 +325,8 @@ static inline bool trace_key_equal(struct trace_key a, struct trace_key b)
 {
     return a.high == b.high && a.low == b.low;
 }
-/* May two messages of the same key be one? Ids and the words of reasoning must agree where both have
- * them, names of tools unless the ids are the same. */
+/* May two messages of the same key be one? Ids and the words of reasoning must agree where both
+ * have them, names of tools unless the ids are the same. */
 bool trace_message_same(const struct trace_message *a, const struct trace_message *b);
 
 /* Seconds since 1970 of a time as calls.jsonl and result.json have it; 0: none. */
