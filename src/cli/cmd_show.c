@@ -213,16 +213,20 @@ static void put_call(struct show *show, struct json call, size_t *messages_shown
         if (side)
             return;
     }
-    /* The first messages are left out where an earlier line has them. */
-    size_t at = (size_t)json_int_or(json_get(call, "shared_messages"), 0);
-    size_t count = at + json_size(messages);
+    /* Those that an earlier line has are left out. */
+    size_t shared = (size_t)json_int_or(json_get(call, "shared_messages"), 0);
+    size_t from = (size_t)json_int_or(json_get(call, "shared_from"), 0);
+    size_t at = 0, count = shared + json_size(messages);
     if (count < *messages_shown) {
         printf("(the history was rewritten)\n");
         *messages_shown = 0;
     }
-    JSON_EACH (item, messages)
+    JSON_EACH (item, messages) {
+        if (at == from)
+            at += shared;
         if (at++ >= *messages_shown)
             put_message(show, item.value);
+    }
     *messages_shown = count;
     struct json answer = json_get(json_get(call, "answer"), "message");
     if (json_exists(answer)) {

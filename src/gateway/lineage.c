@@ -224,27 +224,56 @@ static size_t shared_messages(const struct ancestor *parent, struct call *call)
     return count;
 }
 
+/* The most messages in a row that are the same at the same place: the first ones, or all but a
+ * system prompt that changes. */
+static size_t shared_run(const struct ancestor *parent, struct call *call, size_t *from)
+{
+    size_t max = call->request.message_count, most = 0;
+    *from = 0;
+    if (parent->message_count < max)
+        max = parent->message_count;
+    for (size_t at = 0, count = 0; at < max; at++) {
+        count = parent->hashes[at] == call->hashes[at] ? count + 1 : 0;
+        if (count > most) {
+            most = count;
+            *from = at + 1 - count;
+        }
+    }
+    return most;
+}
+
 void lineage_line(struct call *call, struct buf *out)
 {
     struct json_writer json = {.out = out};
     struct trace_call record = call->record;
     struct trace_request request = call->request;
     struct trace_answer answer;
+    OWN(mem) struct trace_message *own = NULL;
     find_parent(call);
     if (call->parent < 0)
         request_whole(call);
     if (call->parent >= 0) {
-        const struct ancestor *parent = &call->session->lineage.ancestors[call->parent];
-        size_t shared = shared_messages(parent, call);
+        size_t most, from;
+        const struct ancestor *parent =
+            find_alike(call, &call->session->lineage.ancestors[call->parent], &most);
+        size_t shared = shared_run(parent, call, &from);
         record.parent = parent->call_id;
         record.shared_messages = (uint32_t)shared;
+        record.shared_from = (uint32_t)from;
         record.shared_tools = request.tool_count && call->tools_hash == parent->tools;
-        if (shared < call->skim.blank_end || (call->skim.tools_blank && !record.shared_tools)) {
+        const struct dialect_skim *skim = &call->skim;
+        bool missing = skim->blank < skim->blank_end &&
+                       (skim->blank < from || skim->blank_end > from + shared);
+        if (missing || (skim->tools_blank && !record.shared_tools)) {
             request_whole(call);
             request = call->request;
         }
-        request.messages += shared;
         request.message_count -= shared;
+        own = mem_alloc((request.message_count + 1) * sizeof *own);
+        memcpy(own, request.messages, from * sizeof *own);
+        memcpy(own + from, request.messages + from + shared,
+               (request.message_count - from) * sizeof *own);
+        request.messages = own;
         if (record.shared_tools)
             request.tool_count = 0;
         record.request = &request;

@@ -52,12 +52,14 @@ static int read_messages(struct replay *replay, struct json line, struct recorde
 {
     struct json own = json_get(json_get(line, "request"), "messages");
     size_t shared = (size_t)json_int_or(json_get(line, "shared_messages"), 0);
+    size_t from = (size_t)json_int_or(json_get(line, "shared_from"), 0);
     struct str parent_id = json_str(json_get(line, "parent"), &replay->arena);
     const struct recorded *parent = NULL;
     uintptr_t index = (uintptr_t)map_get(&replay->by_id, parent_id);
     if (index)
         parent = &replay->calls[index - 1];
-    if (shared && (!parent || parent->message_count < shared))
+    if (shared && (!parent || parent->message_count < shared ||
+                   parent->message_count - shared < from || json_size(own) < from))
         return err_set(err, ERR_INPUT, "call %u has no parent in the record", out->number);
     out->message_count = shared + json_size(own);
     struct str *messages = arena_alloc(&replay->arena, (out->message_count + 1) * sizeof *messages);
@@ -65,11 +67,13 @@ static int read_messages(struct replay *replay, struct json line, struct recorde
     if (!messages || !hashes)
         return out_of_room(err);
     if (shared) {
-        memcpy(messages, parent->messages, shared * sizeof *messages);
-        memcpy(hashes, parent->hashes, shared * sizeof *hashes);
+        memcpy(messages + from, parent->messages + from, shared * sizeof *messages);
+        memcpy(hashes + from, parent->hashes + from, shared * sizeof *hashes);
     }
-    size_t at = shared;
+    size_t at = 0;
     JSON_EACH (item, own) {
+        if (at == from)
+            at += shared;
         messages[at] = json_raw(item.value);
         hashes[at] = XXH3_64bits(messages[at].data, messages[at].size);
         at++;

@@ -215,55 +215,132 @@ static void note_copy(struct samples *samples, struct turn *turn, struct str was
     turn->sent_back = excerpt(samples, now, at);
 }
 
+/* A request on its way down the tree. */
+struct walk {
+    struct turn *turn;
+    uint32_t node;       /* of the last message so far */
+    uint32_t from_depth; /* how many messages from the first on were there before */
+    bool known;          /* all so far */
+};
+
+static int walk_full(struct err *err)
+{
+    return err_set(err, ERR_LIMIT, "the messages of this rollout are too large");
+}
+
+/* To the node of the next message: what this copy of it says about where the request comes from. */
+static void walk_on(struct samples *samples, struct walk *walk, uint32_t next,
+                    const struct trace_message *message, struct trace_key key, struct str raw)
+{
+    struct turn *turn = walk->turn;
+    const struct node *node = &samples->nodes[next];
+    if (node->turn != NONE) {
+        turn->origin = node->turn;
+        turn->was = turn->sent_back = STR_NONE;
+        note_copy(samples, turn, node->raw, raw);
+    } else if (message->role == TRACE_ASSISTANT) {
+        uint32_t origin = graph_known(samples, key);
+        if (origin != NONE && !samples->turns[origin].side)
+            turn->origin = origin;
+    }
+    walk->from_depth += walk->known;
+    walk->node = next;
+}
+
+static int walk_own(struct samples *samples, struct walk *walk, struct json value, struct err *err)
+{
+    OWN(arena) struct arena scratch = {0};
+    struct trace_message message;
+    if (!trace_message_read(value, &scratch, &message))
+        return err_set(err, ERR_INPUT, "one of its messages is none");
+    struct trace_key key = trace_message_key(&message);
+    uint32_t next = graph_find(samples, walk->node, key, &message);
+    if (next == NONE) {
+        walk->known = false;
+        next = graph_add(samples, walk->node, key, value, NONE);
+    }
+    if (next == NONE)
+        return walk_full(err);
+    walk_on(samples, walk, next, &message, key, json_raw(value));
+    return 0;
+}
+
+/* The messages down to `end`, a node above which everything is as it was. */
+static void walk_down(struct samples *samples, struct walk *walk, uint32_t end)
+{
+    if (walk->known)
+        walk->from_depth = samples->nodes[end].depth;
+    walk->turn->origin = samples->nodes[end].last;
+    walk->node = end;
+}
+
+/* The messages between the depth that is reached and `end`, which is on another branch. */
+static int walk_across(struct samples *samples, struct walk *walk, uint32_t end, struct err *err)
+{
+    uint32_t count = samples->nodes[end].depth - samples->nodes[walk->node].depth;
+    OWN(mem) uint32_t *path = mem_alloc((count + 1) * sizeof *path);
+    for (uint32_t at = count; at > 0; at--) {
+        path[at - 1] = end;
+        end = samples->nodes[end].parent;
+    }
+    for (uint32_t at = 0; at < count; at++) {
+        struct node node = samples->nodes[path[at]];
+        uint32_t next = graph_find(samples, walk->node, node.key, &node.message);
+        if (next == NONE) {
+            walk->known = false;
+            next = graph_copy(samples, walk->node, path[at]);
+        }
+        if (next == NONE)
+            return walk_full(err);
+        walk_on(samples, walk, next, &node.message, node.key, node.raw);
+    }
+    return 0;
+}
+
+/* The messages that the line leaves out. */
+static int walk_shared(struct samples *samples, struct walk *walk, struct json line,
+                       uint32_t stored_on, struct err *err)
+{
+    long long shared = json_int_or(json_get(line, "shared_messages"), 0);
+    if (shared <= 0)
+        return 0;
+    const struct turn *parent = stored_on == NONE ? NULL : &samples->turns[stored_on];
+    uint32_t from = samples->nodes[walk->node].depth;
+    if (!parent || parent->request_node == NONE ||
+        shared > (long long)samples->nodes[parent->request_node].depth - from)
+        return err_set(err, ERR_INPUT, "it shares %lld messages with a call that has fewer",
+                       shared);
+    uint32_t end = graph_above(samples, parent->request_node, from + (uint32_t)shared);
+    if (graph_above(samples, end, from) != walk->node)
+        return walk_across(samples, walk, end, err);
+    walk_down(samples, walk, end);
+    return 0;
+}
+
 /* Walks down the request's messages, adding what is new. -1: out of room or not messages. */
 static int walk_request(struct samples *samples, struct turn *turn, struct json line,
                         uint32_t stored_on, uint32_t *from_depth, struct err *err)
 {
-    struct json request = json_get(line, "request");
-    long long shared = json_int_or(json_get(line, "shared_messages"), 0);
-    uint32_t node = 0;
-    bool known = true;
+    struct json request = json_get(line, "request"), own = json_get(request, "messages");
+    long long before = json_int_or(json_get(line, "shared_from"), 0);
+    struct walk walk = {.turn = turn, .known = true};
     if (json_type(request) != JSON_OBJECT)
         return 0;
-    if (shared > 0) {
-        const struct turn *parent = stored_on == NONE ? NULL : &samples->turns[stored_on];
-        if (!parent || parent->request_node == NONE ||
-            shared > samples->nodes[parent->request_node].depth)
-            return err_set(err, ERR_INPUT, "it shares %lld messages with a call that has fewer",
-                           shared);
-        node = graph_above(samples, parent->request_node, (uint32_t)shared);
-    }
-    *from_depth = samples->nodes[node].depth;
-    turn->origin = samples->nodes[node].last;
-    OWN(arena) struct arena scratch = {0};
-    JSON_EACH (item, json_get(request, "messages")) {
-        struct trace_message message;
-        if (!trace_message_read(item.value, &scratch, &message))
-            return err_set(err, ERR_INPUT, "one of its messages is none");
-        struct trace_key key = trace_message_key(&message);
-        uint32_t next = graph_find(samples, node, key, &message);
-        if (next == NONE) {
-            known = false;
-            next = graph_add(samples, node, key, item.value, NONE);
-            if (next == NONE)
-                return err_set(err, ERR_LIMIT, "the messages of this rollout are too large");
-        } else {
-            *from_depth += known;
-        }
-        if (samples->nodes[next].turn != NONE) {
-            turn->origin = samples->nodes[next].turn;
-            turn->was = turn->sent_back = STR_NONE;
-            note_copy(samples, turn, samples->nodes[next].raw, json_raw(item.value));
-        }
-        if (message.role == TRACE_ASSISTANT && samples->nodes[next].turn == NONE) {
-            uint32_t origin = graph_known(samples, key);
-            if (origin != NONE && !samples->turns[origin].side)
-                turn->origin = origin;
-        }
-        node = next;
-    }
-    turn->request_node = node;
-    turn->parent = samples->nodes[node].last;
+    if (before < 0 || before > (long long)json_size(own))
+        return err_set(err, ERR_INPUT, "it shares messages from %lld on, but has fewer before",
+                       before);
+    struct json_item item = json_first(own);
+    for (; before > 0; before--, item = json_following(item))
+        if (walk_own(samples, &walk, item.value, err) < 0)
+            return -1;
+    if (walk_shared(samples, &walk, line, stored_on, err) < 0)
+        return -1;
+    for (; json_exists(item.value); item = json_following(item))
+        if (walk_own(samples, &walk, item.value, err) < 0)
+            return -1;
+    *from_depth = walk.from_depth;
+    turn->request_node = walk.node;
+    turn->parent = samples->nodes[walk.node].last;
     struct json tools = json_get(request, "tools");
     if (json_size(tools))
         samples->tools = arena_str(&samples->arena, json_raw(tools));

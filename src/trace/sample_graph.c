@@ -62,18 +62,16 @@ static bool keep_message(struct samples *samples, struct json value, struct node
            trace_message_read(json_root(&doc), &samples->arena, &node->message);
 }
 
-uint32_t graph_add(struct samples *samples, uint32_t parent, struct trace_key key, struct json raw,
-                   uint32_t turn)
+/* Below `parent`; the rest of the node is there. */
+static uint32_t add_node(struct samples *samples, uint32_t parent, struct node node)
 {
-    struct node node = {
-        .parent = parent,
-        .depth = samples->nodes[parent].depth + 1,
-        .turn = turn,
-        .last = turn != NONE ? turn : samples->nodes[parent].last,
-        .before = NONE,
-        .key = key,
-    };
-    if (samples->node_count >= NONE - 1 || !keep_message(samples, raw, &node))
+    uint32_t turn = node.turn;
+    struct trace_key key = node.key;
+    node.parent = parent;
+    node.depth = samples->nodes[parent].depth + 1;
+    node.last = turn != NONE ? turn : samples->nodes[parent].last;
+    if (samples->node_count >= NONE - 1 ||
+        samples->node_count >= samples->arena.bytes_max / sizeof node)
         return NONE;
     if (samples->node_count == samples->node_capacity) {
         samples->node_capacity *= 2;
@@ -92,4 +90,18 @@ uint32_t graph_add(struct samples *samples, uint32_t parent, struct trace_key ke
     if (place.key.high || place.key.low)
         (void)map_put(&samples->by_key, place_key(&place), (void *)((uintptr_t)at + 1));
     return at;
+}
+
+uint32_t graph_add(struct samples *samples, uint32_t parent, struct trace_key key, struct json raw,
+                   uint32_t turn)
+{
+    struct node node = {.turn = turn, .key = key};
+    return keep_message(samples, raw, &node) ? add_node(samples, parent, node) : NONE;
+}
+
+uint32_t graph_copy(struct samples *samples, uint32_t parent, uint32_t of)
+{
+    struct node node = samples->nodes[of];
+    node.turn = NONE;
+    return add_node(samples, parent, node);
 }

@@ -134,6 +134,8 @@ uint32_t graph_find(const struct samples *samples, uint32_t parent, struct trace
 /* NONE: out of room. */
 uint32_t graph_add(struct samples *samples, uint32_t parent, struct trace_key key, struct json raw,
                    uint32_t turn);
+/* The same message below another one; it was not sampled there. */
+uint32_t graph_copy(struct samples *samples, uint32_t parent, uint32_t of);
 uint32_t graph_above(const struct samples *samples, uint32_t node, uint32_t depth);
 /* The turn that last gave this answer, wherever; NONE. */
 uint32_t graph_known(const struct samples *samples, struct trace_key key);

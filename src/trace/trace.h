@@ -192,10 +192,11 @@ struct trace_call {
     uint64_t accepted_ms, first_byte_ms, done_ms;
     uint64_t request_bytes, answer_bytes;
     int http_status; /* what the agent got */
-    /* What is left out of `request` and of the answer's prompt because an earlier line has it: the
-     * first messages, all tools, the first tokens. */
+    /* What is left out of `request` and of the answer's prompt because an earlier line has it:
+     * messages, all tools, the first tokens. */
     const char *parent; /* that call's id; NULL: nothing is left out */
     uint32_t shared_messages, shared_prompt_tokens;
+    uint32_t shared_from; /* where these messages begin, there and here: 0, or behind others */
     bool shared_tools;
     const struct trace_request *request; /* NULL: not understood */
     const struct trace_answer *answer;   /* NULL: none */

@@ -269,6 +269,8 @@ void trace_call_write(const struct trace_call *call, struct json_writer *out)
     if (call->parent) {
         json_set_text(out, "parent", call->parent);
         json_set_int(out, "shared_messages", call->shared_messages);
+        if (call->shared_from)
+            json_set_int(out, "shared_from", call->shared_from);
         json_set_bool(out, "shared_tools", call->shared_tools);
         if (call->shared_prompt_tokens)
             json_set_int(out, "shared_prompt_tokens", call->shared_prompt_tokens);

@@ -133,7 +133,7 @@ TEST(a_long_rollout_grows_the_record_by_its_tails_only)
 }
 
 /* An agent and its sub-agent take turns; the hour stands in front of both. */
-TEST(a_prompt_with_the_hour_in_it_costs_the_journal_its_tails_only)
+TEST(a_prompt_with_the_hour_in_it_costs_the_record_its_tails_only)
 {
     enum { ROUNDS = 16 };
     struct world world = {.upstream_answer = answer_numbered};
@@ -159,6 +159,14 @@ TEST(a_prompt_with_the_hour_in_it_costs_the_journal_its_tails_only)
     store_counts(world.store, &counts);
     EXPECT(sent > ROUNDS * 20000);
     EXPECT(counts.bytes < strlen(bodies[0]) + strlen(bodies[1]) + ROUNDS * 3000);
+    OWN(buf) struct buf text = {0};
+    (void)file_read(world.calls_path, 64 << 20, &text, NULL);
+    EXPECT(text.size < strlen(bodies[0]) + strlen(bodies[1]) + ROUNDS * 3000);
+    OWN(json_doc) struct json_doc doc = {0};
+    struct json last = line(&world, ROUNDS, &doc, &text);
+    EXPECT_INT(json_int_or(json_get(last, "shared_from"), 0), 1);
+    EXPECT_INT(json_int_or(json_get(last, "shared_messages"), 0), ROUNDS / 2 - 1);
+    EXPECT_INT(json_size(json_get(json_get(last, "request"), "messages")), 2);
     char ids[ROUNDS + 1][64] = {0};
     EXPECT_INT(store_list_calls(world.store, "r-test", note_id, ids, NULL), 0);
     for (int i = 0; i < ROUNDS; i++) {
@@ -216,6 +224,34 @@ static void record_and_replay(struct world *world, const char *const *bodies, si
     }
     world->upstream_calls = 0;
     world_open(world, (struct gateway_session_options){.rollout_id = "r-new", .mode = mode});
+}
+
+#define AT(hour, messages)                                                                         \
+    "{\"model\":\"m\",\"messages\":[" MESSAGE("system", "It is " hour) "," messages "]}"
+
+TEST(a_record_whose_system_prompt_changed_is_put_together_again)
+{
+    struct world world = {0};
+    const char *const bodies[] = {
+        AT("1", MESSAGE("user", "one")),
+        AT("2",
+           MESSAGE("user", "one") "," MESSAGE("assistant", "answer 1") "," MESSAGE("user", "two")),
+        AT("3",
+           MESSAGE("user", "one") "," MESSAGE("assistant", "answer 1") "," MESSAGE(
+               "user", "two") "," MESSAGE("assistant", "answer 2") "," MESSAGE("user", "three"))};
+    record_and_replay(&world, bodies, 3, "proxy");
+    for (int i = 2; i >= 0; i--) {
+        struct reply reply;
+        char words[32];
+        agent_ask(&world, &reply, bodies[i]);
+        reply_wait(&reply);
+        snprintf(words, sizeof words, "answer %d", i + 1);
+        EXPECT(reply_has(&reply, words));
+        buf_deinit(&reply.body);
+    }
+    world_close_session(&world, 0);
+    EXPECT(!strstr(buf_text(&world.report), "\"cause\":\"replay\""));
+    world_end(&world);
 }
 
 TEST(a_replayed_rollout_gets_the_recorded_answers_and_tokens_by_content)

@@ -313,17 +313,21 @@ static void add_up(struct json line, const struct expected *all, size_t count, s
     OWN(arena) struct arena arena = {0};
     OWN(json_doc) struct json_doc doc = {0};
     long long shared = json_int_or(json_get(line, "shared_messages"), 0);
+    long long from = json_int_or(json_get(line, "shared_from"), 0);
     struct str parent = json_str(json_get(line, "parent"), &arena);
     struct json_writer writer = {.out = out};
     json_begin_array(&writer);
+    struct json_item item = json_first(json_get(json_get(line, "request"), "messages"));
+    for (long long at = 0; at < from; at++, item = json_following(item))
+        json_put_raw(&writer, json_raw(item.value));
     for (size_t i = 0; i < count && shared; i++) {
         if (!str_is(parent, all[i].id))
             continue;
         (void)json_read(&doc, buf_str(&all[i].messages), NULL, NULL);
-        for (long long at = 0; at < shared; at++)
+        for (long long at = from; at < from + shared; at++)
             json_put_raw(&writer, json_raw(json_at(json_root(&doc), (size_t)at)));
     }
-    JSON_EACH (item, json_get(json_get(line, "request"), "messages"))
+    for (; json_exists(item.value); item = json_following(item))
         json_put_raw(&writer, json_raw(item.value));
     json_end_array(&writer);
 }

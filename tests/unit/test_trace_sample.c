@@ -155,6 +155,62 @@ TEST(a_conversation_that_only_grows_is_one_clean_row)
     EXPECT_TEXT(at(&rows, 0, "trained_count"), "3");
 }
 
+/* Lines that leave out what is behind a system prompt that changed, and the same lines whole. */
+TEST(what_a_line_leaves_out_behind_its_system_prompt_makes_no_difference)
+{
+#define HOUR(hour) "{\"role\":\"system\",\"content\":\"it is " hour "\"}"
+    OWN(samples) struct samples *shared = fresh(0), *whole = fresh(0);
+    OWN(rows) struct rows got = {0}, want = {0};
+    struct samples *const both[] = {shared, whole};
+    for (size_t i = 0; i < COUNT(both); i++) {
+        struct line first = {.id = "c-1",
+                             .messages = HOUR("1") "," USER("go"),
+                             .answer = CALLED("x", "{}"),
+                             .prompt = "1,2,3",
+                             .ids = "10,11",
+                             .logprobs = "-0.5,-0.25"};
+        struct line second = {
+            .id = "c-2",
+            .messages = HOUR("2") "," USER("go") "," CALLED("x", "{}") "," RESULT("x", "files"),
+            .answer = SAID("done"),
+            .prompt = "9,2,3,10,11,4",
+            .ids = "12",
+            .logprobs = "-1"};
+        struct line third = {.id = "c-3",
+                             .messages = HOUR("3") "," USER("go") "," CALLED("x", "{}") "," RESULT(
+                                 "x", "files") "," SAID("done") "," USER("more"),
+                             .answer = SAID("fine"),
+                             .prompt = "8,2,3,10,11,4,12,5",
+                             .ids = "13",
+                             .logprobs = "-2"};
+        struct line fourth = {
+            .id = "c-4", /* and goes on from it, with the same hour */
+            .messages = HOUR("3") "," USER("go") "," CALLED("x", "{}") "," RESULT(
+                "x", "files") "," SAID("done") "," USER("more") "," SAID("fine") "," USER("again"),
+            .answer = SAID("well"),
+            .prompt = "8,2,3,10,11,4,12,5,13,6",
+            .ids = "14",
+            .logprobs = "-3"};
+        if (both[i] == shared) {
+            second.messages = HOUR("2") "," CALLED("x", "{}") "," RESULT("x", "files");
+            second.more = "\"parent\":\"c-1\",\"shared_messages\":1,\"shared_from\":1";
+            third.messages = HOUR("3") "," SAID("done") "," USER("more");
+            third.more = "\"parent\":\"c-2\",\"shared_messages\":3,\"shared_from\":1";
+            /* Nothing forbids to name what is the same. */
+            fourth.messages = HOUR("3") "," SAID("fine") "," USER("again");
+            fourth.more = "\"parent\":\"c-3\",\"shared_messages\":5,\"shared_from\":1";
+        }
+        EXPECT(add(both[i], first) == 0 && add(both[i], second) == 0 && add(both[i], third) == 0 &&
+               add(both[i], fourth) == 0);
+    }
+    rows_read(&got, shared);
+    rows_read(&want, whole);
+    EXPECT_INT(got.count, want.count);
+    EXPECT(want.count > 1 && want.count < COUNT(want.text));
+    for (size_t i = 0; i < want.count; i++)
+        EXPECT_STR(buf_str(&got.text[i]), buf_str(&want.text[i]));
+}
+
 TEST(weights_that_changed_within_an_answer_are_told_span_by_span)
 {
     OWN(samples) struct samples *samples = fresh(0);
@@ -612,6 +668,11 @@ TEST(bad_lines_are_refused_and_harm_nothing)
         "{\"call_id\":7}",
         "{\"call_id\":\"c-9\",\"parent\":\"nobody\"}",
         "{\"call_id\":\"c-9\",\"parent\":\"c-1\",\"shared_messages\":99,\"request\":{}}",
+        "{\"call_id\":\"c-9\",\"parent\":\"c-1\",\"shared_from\":1,\"request\":{\"messages\":[]}}",
+        "{\"call_id\":\"c-9\",\"parent\":\"c-1\",\"shared_from\":-1,\"request\":{}}",
+        "{\"call_id\":\"c-9\",\"parent\":\"c-1\",\"shared_from\":1,\"shared_messages\":1,"
+        "\"request\":"
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"2\"}]}}",
         "{\"call_id\":\"c-9\",\"state\":\"answered\",\"request\":{\"messages\":[7]}}",
         "{\"call_id\":\"c-9\",\"state\":\"answered\",\"request\":{\"messages\":[]},\"answer\":5}",
         "{\"call_id\":\"c-1\"}",

@@ -197,9 +197,11 @@ def trim_calls(lines):
     requests, sequences, out = {}, {}, []
     for line in map(json.loads, lines):
         kept = {key: line[key] for key in ("call_id", "number", "dialect", "state", "side", "accepted", "done", "http_status", "parent",
-                                           "shared_messages", "error_kind", "error") if key in line}
+                                           "shared_messages", "shared_from", "error_kind", "error") if key in line}
         new = [trim_message(message) for message in line["request"]["messages"]]
-        whole = requests.get(line.get("parent"), [])[:line.get("shared_messages", 0)] + new
+        begin = line.get("shared_from", 0)
+        end = begin + line.get("shared_messages", 0)
+        whole = new[:begin] + requests.get(line.get("parent"), [])[begin:end] + new[begin:]
         requests[line["call_id"]] = whole
         kept["request"] = {"model": "m", "messages": new}
         if line["request"].get("tools"):
