@@ -22,7 +22,7 @@ void test_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 _Noreturn void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-#define TEST(test_name) TEST_WITHIN(test_name, 30)
+#define TEST(test_name) TEST_WITHIN(test_name, 90)
 #define TEST_WITHIN(test_name, seconds)                                                            \
     static void test_name(void);                                                                   \
     static struct test test_row_##test_name = {.name = #test_name,                                 \
