@@ -169,16 +169,25 @@ static inline int world_model_script(struct world *world, const char *script, st
     return world->model ? 0 : -1;
 }
 
-/* A listening socket on loopback, as the keeper makes one. */
-static inline int world_listener(uint16_t *port)
+/* A port of loopback where nobody listens, nor will as long as it is open. */
+static inline int world_nobody(uint16_t *port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof address;
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) < 0 || listen(fd, 128) < 0 ||
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) < 0 ||
         getsockname(fd, (struct sockaddr *)&address, &size) < 0)
         abort();
     *port = ntohs(address.sin_port);
+    return fd;
+}
+
+/* A listening socket on loopback, as the keeper makes one. */
+static inline int world_listener(uint16_t *port)
+{
+    int fd = world_nobody(port);
+    if (listen(fd, 128) < 0)
+        abort();
     return fd;
 }
 

@@ -191,7 +191,7 @@ TEST(a_model_server_that_is_not_there_is_a_503_and_its_address_stays_inside)
     struct world world = {.upstream_answer = answer_completion};
     world_start(&world);
     uint16_t port;
-    close(world_listener(&port));
+    int nobody = world_nobody(&port);
     OWN(mem) char *spec = mem_format("http://127.0.0.1:%u/v1#m", port);
     world.model =
         model_open(spec, &(struct model_options){.attempts_max = 2, .retry_ms_max = 1}, NULL);
@@ -204,6 +204,7 @@ TEST(a_model_server_that_is_not_there_is_a_503_and_its_address_stays_inside)
     EXPECT(!reply_has(&reply, "127.0.0.1"));
     EXPECT_INT(gateway_session_stats(world.session)->retries, 1);
     EXPECT_INT(gateway_session_stats(world.session)->cause, GATEWAY_UPSTREAM);
+    close(nobody);
     buf_deinit(&reply.body);
     world_end(&world);
 }

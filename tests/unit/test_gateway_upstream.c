@@ -3,6 +3,8 @@
 
 #include <time.h>
 
+#include "base/clock.h"
+
 #define COMPLETION                                                                                 \
     "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"m\","         \
     "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"hi there\"},"     \
@@ -232,24 +234,44 @@ static void note_upstream(void *context, const struct model_upstream *upstream)
     *out = *upstream;
 }
 
+#define LEFT_ALONE_MS 1000
+
+/* The first of two servers fails. Each rollout begins with it until it is ejected, at its third
+ * failure. False: all this took longer than a server is left alone. */
+static bool fail_six_times(struct world *world, struct crowd *crowds, struct model_upstream *seen)
+{
+    uint64_t began = 0;
+    *world = (struct world){0};
+    crowds[0] = (struct crowd){.status = -1};
+    crowds[1] = (struct crowd){0};
+    world_start(world);
+    crowd_open(&crowds[0], world);
+    crowd_open(&crowds[1], world);
+    model_of(world, crowds, 2, (struct model_options){0});
+    for (int i = 0; i < 6; i++) {
+        began = i == 2 ? clock_mono_ms() : began;
+        world_open(world, (struct gateway_session_options){0});
+        if (ask_number(world, i) != 200)
+            test_fail(__FILE__, __LINE__, "rollout %d was not answered", i);
+        world->closed = false;
+        world_close_session(world, 0);
+        buf_clear(&world->report);
+    }
+    model_each_upstream(note_upstream, seen);
+    return clock_mono_ms() - began < LEFT_ALONE_MS;
+}
+
 TEST(a_server_that_keeps_failing_is_left_alone_and_tried_again_later)
 {
-    struct world world = {0};
-    struct crowd crowds[2] = {{.status = -1}, {0}};
-    world_start(&world);
-    crowd_open(&crowds[0], &world);
-    crowd_open(&crowds[1], &world);
-    model_of(&world, crowds, 2, (struct model_options){0});
-    /* Each rollout begins with the first server until it is ejected. */
-    for (int i = 0; i < 6; i++) {
-        world_open(&world, (struct gateway_session_options){0});
-        EXPECT_INT(ask_number(&world, i), 200);
-        world.closed = false;
-        world_close_session(&world, 0);
-        buf_clear(&world.report);
-    }
+    struct world world;
+    struct crowd crowds[2];
     struct model_upstream seen[4] = {0};
-    model_each_upstream(note_upstream, seen);
+    while (!fail_six_times(&world, crowds, seen)) { /* a machine that is too slow tries again */
+        crowd_close(&crowds[0]);
+        crowd_close(&crowds[1]);
+        world_end(&world);
+        memset(seen, 0, sizeof seen);
+    }
     EXPECT(seen[0].ejected && !seen[1].ejected);
     EXPECT_INT(seen[0].failures, 3);
     EXPECT_INT(seen[0].ejections, 1);

@@ -381,7 +381,7 @@ TEST(limits_end_the_run_with_their_own_code)
 
     static const struct step slow[] = {
         {.answer = HEAD_STREAM CALL("0", "c", "sleep 600") FINISH("tool_calls")}, SAY_DONE};
-    ran = run_with(&server, slow, 2, (const char *[]){"--max-seconds", "1", "x", NULL});
+    ran = run_with(&server, slow, 2, (const char *[]){"--max-seconds", "3", "x", NULL});
     EXPECT_INT(ran.code, 3);
     EXPECT_INT(server.served, 1);
     server_free(&server);
@@ -493,11 +493,14 @@ TEST(wrong_usage_is_said_in_one_sentence)
 
 TEST(a_server_that_is_not_there_is_a_model_failure_after_some_tries)
 {
-    struct server server;
-    server_start(&server, NULL, 0);
-    int port = server.port;
-    server_stop(&server);
-    struct ran ran = program_run(port, (const char *[]){"--retries", "1", "x", NULL});
+    /* Bound, so that nobody else can listen there meanwhile. */
+    OWN(fd) int nobody = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    EXPECT(bind(nobody, (struct sockaddr *)&address, size) == 0 &&
+           getsockname(nobody, (struct sockaddr *)&address, &size) == 0);
+    struct ran ran =
+        program_run(ntohs(address.sin_port), (const char *[]){"--retries", "1", "x", NULL});
     EXPECT_INT(ran.code, 1);
     EXPECT(strstr(ran.out.data, "\"retry\":true"));
     EXPECT(strstr(ran.out.data, "Connection refused"));
