@@ -423,6 +423,34 @@ static STAGE_UNUSED bool port_answers(int port)
     return connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
 }
 
+/* Returns its port, or 0. */
+static STAGE_UNUSED int start_sshd(struct stage *stage, const char *key, const char *host_key)
+{
+    char config[128], log[128];
+    int port = free_port();
+    snprintf(config, sizeof config, "%s/sshd_config", stage->dir);
+    snprintf(log, sizeof log, "%s/sshd.log", stage->dir);
+    host_write(config, 0600,
+               "Port %d\nListenAddress 127.0.0.1\nHostKey %s\nAuthorizedKeysFile %s.pub\n"
+               "StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+               "PermitRootLogin yes\nUsePAM no\nPidFile none\nLogLevel ERROR\nMaxStartups 100\n"
+               "MaxSessions 100\n",
+               port, host_key, key);
+    stage->sshd = fork();
+    if (stage->sshd == 0) {
+        execl("/usr/sbin/sshd", "/usr/sbin/sshd", "-D", "-f", config, "-E", log, NULL);
+        _exit(127);
+    }
+    while (!port_answers(port)) {
+        if (waitpid(stage->sshd, NULL, WNOHANG) != 0) {
+            stage->sshd = 0;
+            return 0;
+        }
+        usleep(5000);
+    }
+    return port;
+}
+
 static STAGE_UNUSED const char *prepare_sshd(struct stage *stage, const char *prefix)
 {
     const char *dir = stage->dir;
@@ -433,34 +461,17 @@ static STAGE_UNUSED const char *prepare_sshd(struct stage *stage, const char *pr
         return "this user has no name";
     if (getuid() == 0)
         (void)mkdir("/run/sshd", 0755);
-    char key[128], host_key[128], config[128];
+    char key[128], host_key[128];
     snprintf(key, sizeof key, "%s/key", dir);
     snprintf(host_key, sizeof host_key, "%s/host_key", dir);
-    snprintf(config, sizeof config, "%s/sshd_config", dir);
     if (HOST("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key) != 0 ||
         HOST("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", host_key) != 0)
         return "ssh-keygen does not work";
-    int port = free_port();
-    host_write(config, 0600,
-               "Port %d\nListenAddress 127.0.0.1\nHostKey %s\nAuthorizedKeysFile %s.pub\n"
-               "StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-               "PermitRootLogin yes\nUsePAM no\nPidFile none\nLogLevel ERROR\nMaxStartups 100\n"
-               "MaxSessions 100\n",
-               port, host_key, key);
-    stage->sshd = fork();
-    if (stage->sshd == 0) {
-        char log[128];
-        snprintf(log, sizeof log, "%s/sshd.log", dir);
-        execl("/usr/sbin/sshd", "/usr/sbin/sshd", "-D", "-f", config, "-E", log, NULL);
-        _exit(127);
-    }
-    while (!port_answers(port)) {
-        if (waitpid(stage->sshd, NULL, WNOHANG) != 0) {
-            stage->sshd = 0;
-            return "sshd does not start here";
-        }
-        usleep(5000);
-    }
+    int port = 0; /* somebody else may have taken it meanwhile */
+    for (int i = 0; i < 5 && !port; i++)
+        port = start_sshd(stage, key, host_key);
+    if (!port)
+        return "sshd does not start here";
     OWN(buf) struct buf public_key = {0};
     char path[160], variable[64];
     snprintf(path, sizeof path, "%s.pub", host_key);

@@ -188,7 +188,7 @@ TEST(a_command_that_ignores_term_is_gone_after_its_timeout_with_all_its_group)
             "%s (trap '' TERM; echo began; while :; do sleep 0.05; done) & echo $! > %s; "
             "while :; do sleep 0.05; done",
             shells[i], path);
-        struct mini_outcome outcome = ran(script, 1000, 1000);
+        struct mini_outcome outcome = ran(script, 3000, 1000);
         EXPECT(outcome.timed_out);
         EXPECT_STR(buf_str(&outcome.output), STR("began\n"));
         char text[32] = "";

@@ -45,7 +45,7 @@ TEST_WITHIN(an_agent_that_takes_too_long_is_judged_and_its_tree_is_gone, 90)
     run(&world, "(trap '' TERM; setsid sleep 1000 &) ; touch begun; sleep 1000",
         "{\"instruction\":\"x\",\"verify\":[\"test -f begun\",\"! grep -ls sleep "
         "/proc/[0-9]*/comm\"]}",
-        700);
+        3000);
     EXPECT_INT(world.fate, TRACE_FATE_TIMED_OUT);
     EXPECT(world.rewarded && world.reward == 1);
     world_close(&world);

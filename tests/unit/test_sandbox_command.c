@@ -156,7 +156,7 @@ static void begin(struct stage *stage, const char *name, const char *text)
         .backend_dirs = dirs,
         .backend_dir_count = 2,
         .starting_max = 2,
-        .create_ms_max = 8000,
+        .create_ms_max = 60000,
     };
     stage->loop = loop_new(&err);
     stage->boxes = sandboxes_new(stage->loop, &options, &err);
@@ -268,7 +268,7 @@ TEST_WITHIN(a_create_that_hangs_ends_at_the_deadline_and_leaves_nothing, 60)
                                       .program_dir = stage.programs,
                                       .backend_dirs = dirs,
                                       .backend_dir_count = 1,
-                                      .create_ms_max = 300};
+                                      .create_ms_max = 3000};
     stage.loop = loop_new(&err);
     stage.boxes = sandboxes_new(stage.loop, &options, &err);
     EXPECT(stage_open(&stage, &stage.spec, &box, &err) < 0);
@@ -286,9 +286,12 @@ TEST_WITHIN(only_so_many_start_at_once, 60)
 {
     struct stage stage;
     struct err err = {0};
+    /* The first ones wait for each other. */
     begin(&stage, "counted",
-          DIRECT "[create]\n" SHELL("mkdir -p $STAGE_DIR/now/$1; ls $STAGE_DIR/now | wc -l >> "
-                                    "$STAGE_DIR/most; sleep 0.1; rmdir $STAGE_DIR/now/$1"));
+          DIRECT "[create]\n" SHELL(
+              "cd $STAGE_DIR; mkdir -p now/$1; "
+              "until test -e met || test $(ls now | wc -l) -ge 2; do sleep 0.02; done; touch met; "
+              "ls now | wc -l >> most; sleep 0.1; rmdir now/$1"));
     struct opening openings[7] = {0};
     for (size_t i = 0; i < COUNT(openings); i++)
         (void)sandbox_open(stage.boxes, &stage.spec, stage_on_open, &openings[i]);
