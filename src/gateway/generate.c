@@ -16,8 +16,7 @@
  * Every failure is an attempt that failed: there is no other route to fall back to, because an
  * answer from it would have other tokens, or none.
  *
- * Answers come as a whole. vLLM can derender pieces of a stream, but with tool or reasoning
- * parsers it parses all pieces anew for each one. */
+ * Answers come as a whole: docs/upstreams.md says why. */
 #include "gateway/generate.h"
 
 #include <stdlib.h>
