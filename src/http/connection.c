@@ -11,6 +11,8 @@
  * - A callback is never called from inside a call of the door: those defer the pump.
  * - Reading ahead of a pending answer stops at READ_AHEAD_MAX; reading at all is how a peer that
  * went away is noticed.
+ * - Of many requests that came together a few are taken; the others wait until everybody else on
+ * the loop had a turn, and nothing more is read before.
  * - A closed connection keeps its memory until the tick is over, and as long as a handler who could
  *   not be told still holds the exchange. */
 #include "server.h"
@@ -32,6 +34,7 @@ enum {
     GATHER_BYTES_MAX = 16384,
     BREAK_MS = 200,
     STRETCHES_MAX = 256, /* of a rope, in one system call */
+    HEADS_MAX = 4,       /* taken at a time */
 };
 
 /* --- the end --- */
@@ -365,6 +368,12 @@ static long take_head(struct http_conn *conn, char *data, size_t size)
         }
         return -1;
     }
+    if (conn->heads == HEADS_MAX) {
+        conn->scanned = 0; /* it is looked for again, then */
+        conn->more = true;
+        return -1;
+    }
+    conn->heads++;
     conn->scanned = 0;
     struct http_head head;
     const char *why = NULL;
@@ -539,7 +548,7 @@ bool http_conn_is_idle(const struct http_conn *conn)
 static size_t read_max(const struct http_conn *conn)
 {
     const struct http_exchange *exchange = conn->exchange;
-    if (conn->eof)
+    if (conn->eof || conn->more)
         return 0;
     if (conn->lingering || http_conn_is_idle(conn) ||
         (exchange && http_exchange_wants_body(exchange)))
@@ -568,6 +577,8 @@ static void pump(struct http_conn *conn, char *data, size_t size)
     if (conn->closed)
         return;
     conn->processing = true;
+    conn->heads = 0;
+    conn->more = false;
     if (size && !conn->in.size) {
         size_t taken = take(conn, data, size);
         if (taken < size)
@@ -599,6 +610,8 @@ static void pump(struct http_conn *conn, char *data, size_t size)
     if (!conn->in.size && conn->in.start)
         buf_deinit(&conn->in);
     http_conn_settle(conn);
+    if (conn->more)
+        http_conn_wake(conn);
 }
 
 static void woken(void *argument)

@@ -40,6 +40,8 @@ struct http_conn {
     bool shut;         /* lingering, and our side is shut */
     bool breaking;     /* lingering, and a reset is the end of it */
     bool lost;         /* the peer reset the connection */
+    bool more;         /* a head is here that waits for its turn */
+    uint8_t heads;     /* taken by this pump */
     struct http_exchange *exchange;
     uint64_t write_due; /* when a reader without progress is too slow; 0: nothing is queued */
 

@@ -73,29 +73,6 @@ TEST(connection_close_and_http_1_0_end_the_connection_cleanly)
     close_world();
 }
 
-TEST(pipelined_requests_are_handed_out_one_at_a_time_and_answered_in_order)
-{
-    open_world((struct http_server_options){0});
-    OWN(buf) struct buf in = {0};
-    int peer = tcp_peer();
-    say(peer, STR(GET("/hold") GET("/chunks") "POST /echo HTTP/1.1\r\nHost: x\r\n"
-                                              "Content-Length: 4\r\n\r\nlast" GET("/empty")));
-    WAIT(held);
-    for (int i = 0; i < 5; i++)
-        loop_once(loop, 1);
-    EXPECT_INT(requests, 1);
-    EXPECT_INT(hear(peer, &in), 0);
-    http_respond(held, 200, NULL, 0, STR("first"));
-    EXPECT_INT(requests, 1); /* never from inside the call */
-    EXPECT(hear_until(peer, &in, "204 No Content"));
-    EXPECT_INT(requests, 4);
-    long first = str_find(buf_str(&in), STR("first")), second = str_find(buf_str(&in), STR("one ")),
-         third = str_find(buf_str(&in), STR("last"));
-    EXPECT(0 < first && first < second && second < third);
-    close(peer);
-    close_world();
-}
-
 TEST(a_peer_that_sends_ahead_is_stopped)
 {
     open_world((struct http_server_options){0});
