@@ -31,6 +31,8 @@
 #define SAMPLES_MAX (4u << 20)
 #define TAIL_MS_MAX 3000 /* for what is under way at the end */
 #define TAKE_CALLS 64
+#define MARK STR("\"call_id\":\"")
+#define EDGE_BYTES ((size_t)64) /* a mark and an id fit */
 
 struct samples {
     uint32_t *us;
@@ -47,7 +49,8 @@ struct agent {
 };
 
 struct taker {
-    struct buf body;
+    struct buf ids;  /* of the calls it was given so far, a blank after each */
+    struct buf edge; /* the end of the piece before: an id may begin there */
     int status;
 };
 
@@ -66,7 +69,7 @@ static size_t under_way, calls_all, calls_inside, failed, events_all, taken;
 static struct samples latencies, event_latencies;
 static char trouble[300];
 static struct http_header trainer_headers[2];
-static char answer[2048];
+static struct str answer;
 
 static void note(const char *text)
 {
@@ -243,6 +246,7 @@ static void agent_next(struct agent *agent)
         .headers = headers,
         .header_count = COUNT(headers),
         .body = next_body(agent, &shared),
+        .body_stays = options.grow_bytes > 0, /* it is this agent's own */
     };
     sse_deinit(&agent->events);
     agent->events = (struct sse_parser){.on_event = on_event};
@@ -289,7 +293,8 @@ static void give_answer(struct str call_id)
         .url = url,
         .headers = trainer_headers,
         .header_count = COUNT(trainer_headers),
-        .body = str_of(answer),
+        .body = answer,
+        .body_stays = true,
     };
     (void)http_call_start(trainer_client, &request, &handlers, NULL);
 }
@@ -299,15 +304,50 @@ static void taker_head(void *context, const struct http_answer_head *head)
     ((struct taker *)context)->status = head->status;
 }
 
+/* Ids whose mark begins in the first `size` bytes. The load must cost little: a take has megabytes,
+ * and underscores are rare in them. */
+static void find_ids(struct taker *taker, struct str text, size_t size)
+{
+    enum { BEFORE = 5 }; /* of the mark, up to its underscore */
+    size_t at = BEFORE;
+    const char *found;
+    while (at < text.size && (found = memchr(text.data + at, '_', text.size - at))) {
+        struct str rest = str_from(text, (size_t)(found - text.data) - BEFORE);
+        at = (size_t)(found - text.data) + 1;
+        if (text.size - rest.size >= size)
+            return;
+        if (!str_starts(rest, MARK))
+            continue;
+        rest = str_from(rest, MARK.size);
+        struct str id = str_cut(&rest, '"');
+        CHECK(id.size < EDGE_BYTES - MARK.size);
+        buf_str_append(&taker->ids, id);
+        buf_byte(&taker->ids, ' ');
+    }
+}
+
+/* Every place of the answer is looked at once, with what follows it. */
 static void taker_data(void *context, struct str data)
 {
-    buf_str_append(&((struct taker *)context)->body, data);
+    struct taker *taker = context;
+    struct buf *edge = &taker->edge;
+    size_t before = edge->size;
+    buf_str_append(edge, str_upto(data, data.size < EDGE_BYTES ? data.size : EDGE_BYTES));
+    if (data.size < EDGE_BYTES)
+        before = edge->size > EDGE_BYTES ? edge->size - EDGE_BYTES : 0;
+    find_ids(taker, buf_str(edge), before);
+    if (data.size < EDGE_BYTES) {
+        buf_consume(edge, before);
+        return;
+    }
+    find_ids(taker, data, data.size - EDGE_BYTES);
+    buf_clear(edge);
+    buf_str_append(edge, str_from(data, data.size - EDGE_BYTES));
 }
 
 static void taker_done(void *context, const struct err *err, bool sent_nothing)
 {
     (void)sent_nothing;
-    static const char mark[] = "\"call_id\":\"";
     struct taker *taker = context;
     if (err->kind != ERR_NONE || taker->status / 100 != 2) {
         char text[64];
@@ -316,13 +356,10 @@ static void taker_done(void *context, const struct err *err, bool sent_nothing)
         if (failed > 1000)
             loop_stop(loop);
     }
-    struct str rest = buf_str(&taker->body);
-    char *at;
-    while ((at = memmem(rest.data, rest.size, mark, sizeof mark - 1))) {
-        rest = str_from(rest, (size_t)(at - rest.data) + sizeof mark - 1);
-        taken++;
-        give_answer(str_upto(rest, (size_t)str_find_byte(rest, '"')));
-    }
+    find_ids(taker, buf_str(&taker->edge), taker->edge.size);
+    struct str ids = buf_str(&taker->ids);
+    for (; ids.size; taken++)
+        give_answer(str_cut(&ids, ' '));
     taker_next(taker);
 }
 
@@ -331,8 +368,8 @@ static void taker_next(struct taker *taker)
     static const struct http_call_handlers handlers = {taker_head, taker_data, taker_done};
     char url[300], body[100];
     snprintf(url, sizeof url, "%s/v1/gate/take", options.trainer);
-    snprintf(body, sizeof body,
-             "{\"max\":%d,\"wait_ms\":30000,\"lease_ms\":60000,\"raw\":false}", TAKE_CALLS);
+    snprintf(body, sizeof body, "{\"max\":%d,\"wait_ms\":30000,\"lease_ms\":60000,\"raw\":false}",
+             TAKE_CALLS);
     struct http_request request = {
         .method = "POST",
         .url = url,
@@ -340,21 +377,24 @@ static void taker_next(struct taker *taker)
         .header_count = COUNT(trainer_headers),
         .body = str_of(body),
     };
-    buf_clear(&taker->body);
+    buf_clear(&taker->ids);
+    buf_clear(&taker->edge);
     (void)http_call_start(trainer_client, &request, &handlers, taker);
 }
 
 static void start_trainer(const char *token)
 {
+    static char words[2048];
     char text[701];
     memset(text, 'a', sizeof text - 1);
     text[sizeof text - 1] = 0;
-    snprintf(answer, sizeof answer,
+    snprintf(words, sizeof words,
              "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
              "\"model\":\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\","
              "\"content\":\"%s\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":7500,"
              "\"completion_tokens\":175,\"total_tokens\":7675}}",
              text);
+    answer = str_of(words);
     trainer_headers[0] = (struct http_header){STR("content-type"), STR("application/json")};
     trainer_headers[1] = (struct http_header){STR("authorization"), str_of(token)};
     for (size_t i = 0; i < options.takers; i++)

@@ -118,7 +118,7 @@ static void build_lane(void *argument)
 {
     struct lane *lane = argument;
     struct err err = {0};
-    struct gateway_options gateway = {.store = store, .gate = gate};
+    struct gateway_options gateway = {.store = store, .gate = gate, .lines_ms = GATEWAY_LINES_MS};
     lane->gateway = gateway_new(lane->loop, &gateway, &err);
     if (!lane->gateway)
         die(&err);

@@ -3,15 +3,11 @@
  *
  * Everything that ends a call goes through call_enter(). What happens when the agent goes away, or
  * comes again with the same request, is in retry.c. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/clock.h"
-#include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/generate.h"
@@ -37,40 +33,6 @@ void call_free(void *argument)
     session_call_gone(session);
 }
 
-/* What a write that failed left of its line, so that the next one begins a line of its own. */
-static void cut_line(struct gateway_session *session, size_t size)
-{
-    struct stat status;
-    if (size == 0)
-        return;
-    if (fstat(session->calls_fd, &status) == 0 && status.st_size >= (off_t)size &&
-        ftruncate(session->calls_fd, status.st_size - (off_t)size) == 0)
-        return;
-    LOG_ERROR("gateway", session->rollout_id, "'%s' ends in an unfinished line and is left so",
-              session->calls_path);
-    fd_close(&session->calls_fd);
-}
-
-void session_append_line(struct gateway_session *session, struct str line)
-{
-    size_t wrote = 0;
-    while (session->calls_fd >= 0 && wrote < line.size) {
-        ssize_t count = write(session->calls_fd, line.data + wrote, line.size - wrote);
-        if (count > 0) {
-            wrote += (size_t)count;
-            continue;
-        }
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (!session->calls_failed)
-            LOG_ERROR("gateway", session->rollout_id, "'%s' is incomplete: %s", session->calls_path,
-                      strerror(errno));
-        session->calls_failed = true;
-        cut_line(session, wrote);
-        return;
-    }
-}
-
 /* The entry is on disk, or will never be. */
 static void conclude(struct call *call, const struct err *err)
 {
@@ -94,10 +56,10 @@ static void conclude(struct call *call, const struct err *err)
     loop_timer_stop(&call->away);
     session_settle(session, call);
     retry_concluded(call, call->trouble.kind == ERR_NONE);
-    if (session->calls_fd >= 0) {
-        struct buf *line = gateway_text(session->gateway);
-        lineage_line(call, line);
-        session_append_line(session, buf_str(line));
+    struct buf *lines = lines_room(session);
+    if (lines) {
+        lineage_line(call, lines);
+        lines_added(session);
     }
     if (call->committed)
         lineage_add(call);

@@ -54,6 +54,8 @@ struct gateway *gateway_new(struct loop *loop, const struct gateway_options *opt
     gateway->loop = loop;
     gateway->store = options ? options->store : NULL;
     gateway->gate = options ? options->gate : NULL;
+    gateway->lines_ms = options ? options->lines_ms : 0;
+    list_init(&gateway->unwritten);
     id_random_bytes(&gateway->hash_seed, sizeof gateway->hash_seed);
     list_init(&gateway->clients);
     list_init(&gateway->spare_calls);
@@ -65,6 +67,7 @@ void gateway_free(struct gateway *gateway)
     if (!gateway)
         return;
     CHECK(atomic_load(&gateway->sessions) == 0);
+    loop_timer_stop(&gateway->lines_timer);
     LIST_EACH (node, &gateway->clients) {
         struct gateway_client *client = LIST_OF(node, struct gateway_client, node);
         http_client_free(client->client);

@@ -196,7 +196,9 @@ struct gateway_session_options {
 struct gateway_options {
     struct store *store; /* NULL: nothing is journalled (tests) */
     struct gate *gate;   /* for mode gate, and for policy versions; NULL: there is none */
+    uint32_t lines_ms;   /* how long a line of calls.jsonl may wait for others; 0: not at all */
 };
+#define GATEWAY_LINES_MS 1000
 
 struct gateway *gateway_new(struct loop *loop, const struct gateway_options *options,
                             struct err *err);

@@ -330,6 +330,9 @@ struct gateway {
     size_t kept_bytes;        /* of requests of calls that wait: hold_request.c */
     struct arena spare_arena; /* memory of requests that are forgotten, for the next one */
     struct json_doc spare_doc;
+    struct list unwritten; /* sessions with lines that wait, by lines.node: lines.c */
+    struct loop_timer lines_timer;
+    uint32_t lines_ms;
     atomic_uint_fast64_t calls, answered, broken, refused, retries, redelivered, connections;
     atomic_uint_fast64_t prompt_tokens, completion_tokens, in_flight, sessions;
 };
@@ -350,6 +353,16 @@ enum refusal {
     REFUSED_LIMIT,
     REFUSED_STOPPED,
     REFUSALS
+};
+
+/* calls.jsonl: lines.c. */
+struct lines {
+    int fd; /* -1: none */
+    char *path;
+    bool failed; /* something is missing */
+    struct buf waiting;
+    uint64_t due_ms;
+    struct list node; /* of gateway.unwritten */
 };
 
 /* Recent calls that later ones may have grown out of: lineage.c. */
@@ -446,7 +459,7 @@ struct gateway_session {
     struct err divergence; /* from the record that is replayed */
     struct http_server *server;
     struct model *model;
-    char *rollout_id, *group_id, *task, *calls_path, *stop_reason;
+    char *rollout_id, *group_id, *task, *stop_reason;
     uint32_t index;
     enum gateway_mode mode;
     struct gateway_limits limits;
@@ -480,8 +493,7 @@ struct gateway_session {
     uint64_t wasted, wasted_bytes; /* requests that were read and refused */
     struct map hosts;              /* name -> count, as a number in the pointer */
     uint32_t hosts_more;
-    int calls_fd; /* -1: none */
-    bool calls_failed;
+    struct lines lines;
     struct list calls;
 
     bool exhausted, closing, finished;
@@ -720,6 +732,15 @@ const struct ancestor *lineage_continued(struct call *call, size_t *messages);
 /* The call's entry is committed and its line written: it may be a parent. */
 void lineage_add(struct call *call);
 
+/* ---------------------------------------------------------------- lines.c */
+int lines_open(struct gateway_session *session, const char *path, struct err *err);
+/* Where the next line goes, before lines_added(); NULL: nowhere. */
+struct buf *lines_room(struct gateway_session *session);
+void lines_added(struct gateway_session *session);
+/* All that wait. */
+void lines_write(struct gateway_session *session);
+void lines_close(struct gateway_session *session);
+
 /* ---------------------------------------------------------------- retry.c */
 void retries_init(struct retries *retries, struct gateway *gateway);
 void retries_deinit(struct retries *retries);
@@ -758,7 +779,5 @@ void restore_admitted(struct call *call);
 /* Those that nobody asked for again are entered as broken. */
 void restore_give_up(struct gateway_session *session);
 void restore_free(struct gateway_session *session);
-/* One line of calls.jsonl. */
-void session_append_line(struct gateway_session *session, struct str line);
 
 #endif

@@ -262,16 +262,16 @@ static void play_again(struct gateway_session *session, const struct call *call,
 static int read_lines(struct gateway_session *session, struct map *ids, struct err *err)
 {
     OWN(buf) struct buf text = {0};
-    if (session->calls_fd < 0)
+    if (session->lines.fd < 0)
         return 0;
-    if (file_read(session->calls_path, LINES_BYTES_MAX, &text, err) < 0)
+    if (file_read(session->lines.path, LINES_BYTES_MAX, &text, err) < 0)
         return -1;
     struct str rest = buf_str(&text);
     while (rest.size) {
         long end = str_find_byte(rest, '\n');
         if (end < 0) {
-            if (ftruncate(session->calls_fd, (off_t)(text.size - rest.size)) < 0)
-                return err_errno(err, "'%s'", session->calls_path);
+            if (ftruncate(session->lines.fd, (off_t)(text.size - rest.size)) < 0)
+                return err_errno(err, "'%s'", session->lines.path);
             break;
         }
         struct str line = str_upto(rest, (size_t)end), mark = STR("\"call_id\":\"");
@@ -288,7 +288,8 @@ static int read_lines(struct gateway_session *session, struct map *ids, struct e
 /* The line of an entry that was committed when the server died before it could write it. */
 static void add_line(struct gateway_session *session, const struct call *call)
 {
-    OWN(buf) struct buf whole = {0}, request = {0}, line = {0};
+    OWN(buf) struct buf whole = {0}, request = {0};
+    struct buf *line = lines_room(session);
     OWN(json_doc) struct json_doc doc = {0};
     struct err err = {0};
     if (store_read_call(session->gateway->store, call->record.id, &whole, &err) < 0 ||
@@ -298,9 +299,9 @@ static void add_line(struct gateway_session *session, const struct call *call)
     }
     trace_request_write(&call->request, &(struct json_writer){.out = &request});
     struct json_edit edit = {"request", buf_str(&request)};
-    json_splice(json_root(&doc), &edit, 1, &line);
-    buf_byte(&line, '\n');
-    session_append_line(session, buf_str(&line));
+    json_splice(json_root(&doc), &edit, 1, line);
+    buf_byte(line, '\n');
+    lines_added(session);
 }
 
 /* ---------------------------------------------------------------- the door */
@@ -322,7 +323,7 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
     struct retry_key key;
     bool unsure = old->answered && answers_after < ANSWERS_MAX && read_key(record, &key) &&
                   !map_get(&olds->taken, str_make(&old->number, sizeof old->number));
-    bool lineless = session->calls_fd >= 0 && !map_get(lines, str_of(old->id));
+    bool lineless = session->lines.fd >= 0 && !map_get(lines, str_of(old->id));
     bool played = session->model->script || session->model->replay;
     if (!unsure && !lineless && !played && (session->tools_seen || answers_after))
         return 0;
@@ -421,8 +422,12 @@ static void enter_broken(struct gateway_session *session, struct trace_call *rec
     if (store_append(session->gateway->store, NULL, &entry, NULL, NULL, &err) < 0)
         log_write_of(LOG_WARN, "gateway", session->rollout_id, record->id,
                      "is not entered as broken: %s", err.text);
-    buf_byte(&body, '\n');
-    session_append_line(session, buf_str(&body));
+    struct buf *line = lines_room(session);
+    if (line) {
+        buf_str_append(line, buf_str(&body));
+        buf_byte(line, '\n');
+        lines_added(session);
+    }
     session->stats.broken++;
     session->stats.abandoned++;
 }

@@ -401,7 +401,7 @@ static void on_request(void *context, struct http_exchange *exchange)
 
 static void session_free(struct gateway_session *session)
 {
-    fd_close(&session->calls_fd);
+    lines_close(session);
     map_deinit(&session->hosts);
     tools_free(session->tools);
     mcp_deinit(session);
@@ -413,7 +413,6 @@ static void session_free(struct gateway_session *session)
     free(session->rollout_id);
     free(session->group_id);
     free(session->task);
-    free(session->calls_path);
     free(session->stop_reason);
     free(session->script_uses);
     free(session);
@@ -428,15 +427,6 @@ static void put_limits(struct gateway_session *session, const struct gateway_lim
     own->connections_max = own->connections_max ? own->connections_max : CONNECTIONS_MAX;
     own->body_bytes_max = own->body_bytes_max ? own->body_bytes_max : BODY_BYTES_MAX;
     own->answer_bytes_max = own->answer_bytes_max ? own->answer_bytes_max : ANSWER_BYTES_MAX;
-}
-
-static int open_calls_file(struct gateway_session *session, struct err *err)
-{
-    if (!session->calls_path)
-        return 0;
-    session->calls_fd =
-        open(session->calls_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-    return session->calls_fd < 0 ? err_errno(err, "'%s'", session->calls_path) : 0;
 }
 
 int gateway_mode_fits(enum gateway_mode mode, const struct model *model, struct err *err)
@@ -466,7 +456,6 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->rollout_id = mem_dup(options->rollout_id);
     session->group_id = mem_dup(options->group_id);
     session->task = mem_dup(options->task);
-    session->calls_path = mem_dup(options->calls_path);
     session->index = options->index;
     session->mode = mode;
     session->sampling = options->sampling;
@@ -483,7 +472,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
     session->on_tool_closed = options->on_tool_closed;
     session->on_tool_note = options->on_tool_note;
     session->context = options->context;
-    session->calls_fd = -1;
+    session->lines.fd = -1;
     list_init(&session->calls);
     list_init(&session->mcp.posts);
     retries_init(&session->retries, gateway);
@@ -505,7 +494,7 @@ struct gateway_session *gateway_open(struct gateway *gateway,
         session->tools = tools_new(options->tools, err);
     if ((options->tools.size && !session->tools) ||
         (session->tools && tools_check_answered(session->tools, gateway, err) < 0) ||
-        open_calls_file(session, err) < 0 ||
+        lines_open(session, options->calls_path, err) < 0 ||
         (options->restore && session_restore(session, err) < 0)) {
         session_free(session);
         return NULL;
@@ -551,6 +540,7 @@ static void on_server_closed(void *context)
 {
     struct gateway_session *session = context;
     session->finished = true;
+    lines_write(session);
     if (session->on_closed)
         session->on_closed(session->closed_context);
     atomic_fetch_sub(&session->gateway->sessions, 1);
@@ -662,6 +652,6 @@ void gateway_session_report(const struct gateway_session *session, struct json_w
     gateway_session_hosts(session, out);
     if (session->hosts_more)
         json_set_int(out, "hosts_more", session->hosts_more);
-    json_set_bool(out, "calls_file_complete", !session->calls_failed);
+    json_set_bool(out, "calls_file_complete", !session->lines.failed);
     json_end_object(out);
 }

@@ -61,8 +61,8 @@ static void build_lane(void *argument)
 {
     struct machine_lane *room = argument;
     struct sandbox_options sandbox_options = machine_sandbox_options(room->machine->config);
-    struct gateway_options gateway_options = {.store = room->machine->store,
-                                              .gate = room->machine->gate};
+    struct gateway_options gateway_options = {
+        .store = room->machine->store, .gate = room->machine->gate, .lines_ms = GATEWAY_LINES_MS};
     room->sandboxes = sandboxes_new(room->loop, &sandbox_options, &room->err);
     if (room->sandboxes)
         room->gateway = gateway_new(room->loop, &gateway_options, &room->err);
