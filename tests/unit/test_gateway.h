@@ -33,7 +33,8 @@ struct world {
     struct http_client *agent;
     uint16_t port; /* of the session */
     bool closed;
-    int begun, done; /* on_call */
+    int begun, done;   /* on_call */
+    uint32_t lines_ms; /* of the gateway */
     enum gateway_cause exhausted;
     struct buf report;
 
@@ -129,7 +130,8 @@ static inline void world_start(struct world *world)
         abort();
     snprintf(world->calls_path, sizeof world->calls_path, "%s/calls.jsonl", world->home);
     world->store = store_open(world->home, &err);
-    world->gateway = gateway_new(world->loop, &(struct gateway_options){world->store}, &err);
+    struct gateway_options gateway = {.store = world->store, .lines_ms = world->lines_ms};
+    world->gateway = gateway_new(world->loop, &gateway, &err);
     world->agent = http_client_new(world->loop, &(struct http_client_options){0});
     struct http_server_options options = {
         .on_request = upstream_on_request, .body_bytes_max = 64 << 20, .context = world};

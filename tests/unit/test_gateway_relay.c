@@ -899,42 +899,6 @@ TEST(a_request_of_many_lines_is_one_line_of_the_record)
     world_end(&world);
 }
 
-/* The disk is full in the middle of a line and has room again for the next. */
-TEST(a_line_that_was_not_finished_does_not_spoil_the_next_one)
-{
-    enum { BEFORE = 1 << 20 };
-    struct world world = {.upstream_answer = answer_completion};
-    world_start(&world);
-    world_model(&world);
-    OWN(buf) struct buf text = {0};
-    while (text.size < BEFORE)
-        buf_str_append(&text, STR("{}\n"));
-    size_t before = text.size;
-    EXPECT_INT(file_write(world.calls_path, buf_str(&text), 0600, false, NULL), 0);
-    world_open(&world, (struct gateway_session_options){0});
-    struct rlimit limit = {.rlim_cur = before + 100, .rlim_max = RLIM_INFINITY};
-    signal(SIGXFSZ, SIG_IGN);
-    EXPECT_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    for (int i = 0; i < 2; i++) {
-        struct reply reply;
-        agent_ask(&world, &reply, ASK);
-        reply_wait(&reply);
-        EXPECT_INT(reply.status, 200);
-        buf_deinit(&reply.body);
-        limit.rlim_cur = RLIM_INFINITY;
-        EXPECT_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    }
-    buf_clear(&text);
-    EXPECT_INT(file_read(world.calls_path, 64 << 20, &text, NULL), 0);
-    EXPECT(text.size > before + 100);
-    struct str rest = str_from(buf_str(&text), before), line = str_cut(&rest, '\n');
-    OWN(json_doc) struct json_doc doc = {0};
-    EXPECT_INT(json_read(&doc, line, NULL, NULL), 0);
-    EXPECT_INT(json_int_or(json_get(json_root(&doc), "number"), 0), 2);
-    EXPECT_INT(rest.size, 0);
-    world_end(&world);
-}
-
 TEST(a_journal_that_fails_stops_the_session_before_anything_is_forwarded)
 {
     struct world world = {.upstream_answer = answer_completion};
