@@ -6,6 +6,7 @@
  * what becomes of attempts that fail, call_out.c the way to the agent, call_end.c record and end;
  * call_request.c is what goes out, call_answer.c what comes back rules.c     what the agent's spec
  * says about a call lineage.c   what a call shares with an earlier one; skim.c leaves that unread
+ *     lines.c     calls.jsonl
  *     replay.c    an earlier rollout's record as a model
  *     retry.c     requests that come again, and agents that went away
  *     restore.c   a session that goes on where a dead server left it
