@@ -26,6 +26,7 @@
 #define FOUND_MAX 8192
 #define ATTEMPTS_MAX 3
 #define STOP_MS_MAX 15000
+#define LIFE_LATER_MS 60000 /* the keeper ends a life that its server did not end by itself */
 
 enum ask {
     ASK_HELLO,
@@ -523,7 +524,8 @@ static void local_create(struct backend *backend, const char *id, const struct s
     snprintf(pending->id, sizeof pending->id, "%s", id);
     keeper_add(&pending->packet, "id", id);
     keeper_add(&pending->packet, "label", spec->label);
-    keeper_add_number(&pending->packet, "life_ms", spec->life_ms_max);
+    uint64_t life = spec->life_ms_max ? (uint64_t)spec->life_ms_max + LIFE_LATER_MS : 0;
+    keeper_add_number(&pending->packet, "life_ms", life < UINT32_MAX ? life : UINT32_MAX);
     add_spec(pending, spec);
     ask(local, pending);
 }
