@@ -162,7 +162,7 @@ static int processes_tagged(struct stage *stage, const char *tag)
 CASE(a_timeout_kills_the_whole_tree_and_says_so, 60)
 {
     struct result result =
-        RUN(ARGV(INSIDE_PATH, "tree", "tag-timeout"), .timeout_ms = 400, .grace_ms = 100);
+        RUN(ARGV(INSIDE_PATH, "tree", "tag-timeout"), .timeout_ms = 2000, .grace_ms = 100);
     EXPECT_INT(result.exit.end, SANDBOX_TIMED_OUT);
     EXPECT_INT(sandbox_exit_code(&result.exit), 124);
     EXPECT_TEXT(result.out, "up\n");
@@ -638,7 +638,7 @@ CASE(the_end_of_its_life_is_a_loss_with_a_reason, 60)
     struct sandbox *box = NULL;
     struct err err = {0};
     struct sandbox_spec spec = stage->spec;
-    spec.life_ms_max = 300;
+    spec.life_ms_max = 2000;
     EXPECT_INT(stage_open(stage, &spec, &box, &err), 0);
     struct waiting lost = {0};
     struct watcher sleeper = {0};

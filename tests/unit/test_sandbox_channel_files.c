@@ -1,6 +1,8 @@
 /* The channel and the porter together: files, trees, the carried inlet, odd peers. */
 #include "test_sandbox_channel.h"
 
+#include "own_loopback.h"
+
 /* ---------------------------------------------------------------- files */
 static uint64_t hash_file(int fd)
 {
@@ -259,17 +261,6 @@ TEST(a_tree_out_keeps_to_its_budget_drops_setuid_and_never_writes_through_links)
 }
 
 /* ---------------------------------------------------------------- inlet */
-static uint16_t free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    OWN(fd) int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(fd, (struct sockaddr *)&address, size) < 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &size) < 0)
-        abort();
-    return ntohs(address.sin_port);
-}
-
 static int dial(uint16_t port)
 {
     struct sockaddr_in address = {
@@ -283,7 +274,7 @@ static int dial(uint16_t port)
 TEST(a_carried_inlet_passes_bytes_both_ways_and_each_end_alone)
 {
     struct place place;
-    struct channel_options options = {.inlet = true, .inlet_port = free_port()};
+    struct channel_options options = {.inlet = true, .inlet_port = own_port()};
     start_with(&place, &options, NULL);
     UNTIL(&place, place.ready);
     EXPECT(place.can_inlet);
@@ -337,7 +328,7 @@ TEST(fifty_inlet_connections_echo_at_once_and_a_dead_one_harms_nobody)
     enum { LINES = 50, TOTAL = 400000 };
     struct place place;
     struct many many = {0};
-    struct channel_options options = {.inlet = true, .inlet_port = free_port()};
+    struct channel_options options = {.inlet = true, .inlet_port = own_port()};
     start_with(&place, &options, NULL);
     UNTIL(&place, place.ready);
     place.many = on_inlet_many;

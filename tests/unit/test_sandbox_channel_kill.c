@@ -180,7 +180,7 @@ TEST_WITHIN(a_stopped_supervisor_does_not_save_its_command, 60)
                &(struct sandbox_command){
                    .shell = "(setsid sleep 1000 & echo $! > pids); kill -STOP $PPID; sleep 1000",
                    .cwd = place.dir,
-                   .timeout_ms = 200,
+                   .timeout_ms = 2000,
                    .grace_ms = 10});
     EXPECT_INT(watched.exit.end, SANDBOX_TIMED_OUT);
     EXPECT_INT(read_pids(place.dir, pids, 4), 1);

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "http/http.h"
+#include "own_loopback.h"
 
 static int dial_port(uint16_t port)
 {
@@ -19,18 +20,6 @@ static int dial_port(uint16_t port)
         abort();
     fcntl(fd, F_SETFL, O_NONBLOCK);
     return fd;
-}
-
-static uint16_t any_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(fd, (struct sockaddr *)&address, size) < 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &size) < 0)
-        abort();
-    close(fd);
-    return ntohs(address.sin_port);
 }
 
 struct seen {
@@ -61,7 +50,7 @@ static void on_closed(void *context)
 TEST(a_reset_on_either_side_of_a_carried_inlet_is_a_reset_on_the_other)
 {
     struct place place;
-    struct channel_options options = {.inlet = true, .inlet_port = any_port()};
+    struct channel_options options = {.inlet = true, .inlet_port = own_port()};
     start_with(&place, &options, NULL);
     UNTIL(&place, place.ready);
     struct seen seen = {0};

@@ -3,11 +3,8 @@
  * test_sandbox_conformance.c. */
 #include "sandbox_stage.h"
 
-#include <net/if.h>
-#include <sched.h>
-#include <sys/ioctl.h>
-
 #include "base/arena.h"
+#include "own_loopback.h"
 #include "sandbox/backend_command_spec.h"
 
 /* ---------------------------------------------------------------- reading files */
@@ -126,21 +123,11 @@ TEST(a_quoted_value_means_itself_to_a_shell)
 
 /* ---------------------------------------------------------------- running */
 
-/* A loopback of our own, so that nobody else's 127.0.0.1:13131 is in the way. */
-static void own_loopback(void)
-{
-    if (unshare(CLONE_NEWNET) < 0)
-        return;
-    OWN(fd) int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP};
-    (void)ioctl(fd, SIOCSIFFLAGS, &request);
-}
-
 /* A manager whose only backend directory is the stage's, with one file in it. */
 static void begin(struct stage *stage, const char *name, const char *text)
 {
     struct err err = {0};
-    own_loopback();
+    own_loopback(); /* so that nobody else's 127.0.0.1:13131 is in the way */
     stage_begin(stage, NULL);
     const char *reason = stage_skip_reason(stage);
     if (reason)

@@ -74,7 +74,7 @@ static pid_t keeper_pid(const char *home)
 
 static bool gone(pid_t pid)
 {
-    for (int i = 0; i < 1000; i++) { /* a signal needs a moment; the test has a deadline */
+    for (int i = 0; i < 6000; i++) { /* a signal needs a moment; the test has a deadline */
         if (kill(pid, 0) < 0 && errno == ESRCH)
             return true;
         usleep(10000);
