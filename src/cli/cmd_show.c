@@ -191,7 +191,8 @@ static void put_message(struct show *show, struct json message)
                          : str_is(role, "assistant") ? "\033[36m"
                          : str_is(role, "tool")      ? "\033[33m"
                                                      : "\033[32m";
-    printf("%s%.*s%s\n", colour, STR_ARGS(role), show->colour ? "\033[0m" : "");
+    printf("%s%.*s%s%s\n", colour, STR_ARGS(role), show->colour ? "\033[0m" : "",
+           json_true(json_get(message, "is_error")) ? " (failed)" : "");
     struct str text = content_text(show, message);
     if (text.size)
         put_text(show, "    ", text);

@@ -2,8 +2,10 @@
  * dialect to an upstream or a trainer that speaks only this one.
  *
  * Nothing the model could see is lost: text, images by URL, tool calls and their results, reasoning
- * as reasoning_content. Parts that have no form here (documents, unknown blocks) travel as text, as
- * the JSON they were. */
+ * as reasoning_content. That a tool failed is no word of chat completions: its own text has to say
+ * it, and servers refuse members they do not know; who reads the canonical form asks for it
+ * (`errors`). Parts that have no form here (documents, unknown blocks) travel as text, as the JSON
+ * they were. */
 #include "base/mem.h"
 #include "dialect/chat.h"
 
@@ -64,6 +66,9 @@ static void put_content(const struct trace_message *message, struct json_writer 
             buf_byte(&text, '\n');
         buf_str_append(&text, text_of(&message->parts[i]));
     }
+    /* A tool that failed without a word must not look like one that had nothing to say. */
+    if (message->failed && !text.size)
+        buf_str_append(&text, STR("error"));
     json_put_str(out, text.size ? buf_str(&text) : STR(""));
 }
 
@@ -91,12 +96,14 @@ static const char *role_of(const struct trace_message *message)
     return message->role == TRACE_DEVELOPER ? "system" : trace_role_name(message->role);
 }
 
-static void put_message(const struct trace_message *message, struct json_writer *out)
+static void put_message(const struct trace_message *message, bool errors, struct json_writer *out)
 {
     json_begin_object(out);
     json_set_text(out, "role", role_of(message));
     if (message->role == TRACE_TOOL)
         json_set_str(out, "tool_call_id", message->tool_call_id);
+    if (message->failed && errors)
+        json_set_bool(out, "is_error", true);
     if (message->name.size)
         json_set_str(out, "name", message->name);
     put_content(message, out);
@@ -195,7 +202,7 @@ void chat_write_request(const struct trace_request *request,
     json_key(&json, "messages");
     json_begin_array(&json);
     for (size_t i = 0; i < request->message_count; i++)
-        put_message(&request->messages[i], &json);
+        put_message(&request->messages[i], override->errors, &json);
     json_end_array(&json);
     bool tools = put_tools(request, &json);
     put_sampling(&request->sampling, override, &json);

@@ -129,6 +129,7 @@ struct dialect_override {
     int64_t tokens_max; /* 0: as it is; else replaces either spelling, unless it is smaller */
     enum dialect_engine engine;
     bool thinking_off; /* tell the engine's template not to think */
+    bool errors;       /* of a request that is written anew: `is_error` where a tool failed */
     /* Not NULL: where the conversation belongs that was not copied. Dialects that read what they
      * wrote leave no gap. */
     struct json_gap *gap;

@@ -117,6 +117,7 @@ static int read_result(struct read_context *context, struct json result, struct 
     struct json output = json_get(response, "output");
     bool plain = json_type(output) == JSON_STRING && json_size(response) == 1;
     out->role = TRACE_TOOL;
+    out->failed = read_is_there(json_get(response, "error"));
     if (read_text(context, result, "name", false, &out->name) < 0)
         return -1;
     out->tool_call_id = match(context, result, out->name, matching);

@@ -162,6 +162,7 @@ static int read_tool_result(struct read_context *context, struct json block,
                             struct trace_message *out)
 {
     out->role = TRACE_TOOL;
+    out->failed = json_true(json_get(block, "is_error"));
     if (read_text(context, block, "tool_use_id", true, &out->tool_call_id) < 0)
         return -1;
     return read_parts(context, json_get(block, "content"), "content", any_block, out);

@@ -207,10 +207,10 @@ static void write_translated(const struct object *object, struct json body, stru
     struct trace_request request;
     struct dialect_route route = {DIALECT_ROUTE_CALL, object->dialect, str_of(object->model),
                                   object->stream};
-    struct dialect_override nothing = {0};
+    struct dialect_override canonical = {.errors = true};
     if (dialect_read_request(&route, body, &arena, &request, NULL) < 0)
         return; /* it was read before it was held */
-    (void)dialect_write_request(&dialect_chat, &request, &nothing, &chat);
+    (void)dialect_write_request(&dialect_chat, &request, &canonical, &chat);
     if (json_read(&doc, buf_str(&chat), NULL, NULL) < 0)
         return;
     write_chat(json_root(&doc), out);

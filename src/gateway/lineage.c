@@ -33,6 +33,7 @@ static uint64_t message_hash(const struct trace_message *message, uint64_t seed)
     XXH3_64bits_update(&state, &message->role, sizeof message->role);
     hash_str(&state, message->name);
     hash_str(&state, message->tool_call_id);
+    XXH3_64bits_update(&state, &message->failed, sizeof message->failed);
     hash_str(&state, message->reasoning);
     hash_str(&state, message->opaque);
     XXH3_64bits_update(&state, &message->part_count, sizeof message->part_count);

@@ -70,6 +70,7 @@ bool trace_message_read(struct json value, struct arena *arena, struct trace_mes
         return false;
     out->name = text_or_none(json_get(value, "name"), arena);
     out->tool_call_id = text_or_none(json_get(value, "tool_call_id"), arena);
+    out->failed = json_true(json_get(value, "is_error"));
     out->reasoning = text_or_none(json_get(value, "reasoning"), arena);
     out->opaque = json_exists(opaque) ? json_raw(opaque) : STR_NONE;
     if (json_size(calls)) {

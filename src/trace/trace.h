@@ -56,6 +56,7 @@ struct trace_message {
     enum trace_role role;
     struct str name;         /* STR_NONE: none */
     struct str tool_call_id; /* TRACE_TOOL: which call this answers */
+    bool failed;             /* TRACE_TOOL: the agent says that the tool failed */
     struct str reasoning;    /* TRACE_ASSISTANT */
     struct str opaque; /* signed or encrypted reasoning items: a raw JSON array, byte for byte */
     const struct trace_part *parts;

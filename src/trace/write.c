@@ -87,6 +87,8 @@ void trace_message_write(const struct trace_message *message, struct json_writer
     json_set_text(out, "role", trace_role_name(message->role));
     set_optional(out, "name", message->name);
     set_optional(out, "tool_call_id", message->tool_call_id);
+    if (message->failed)
+        json_set_bool(out, "is_error", true);
     set_optional(out, "reasoning", message->reasoning);
     set_raw_optional(out, "opaque", message->opaque);
     write_content(message, out);

@@ -795,6 +795,54 @@ TEST(a_developer_is_a_system_to_the_trainer)
     gate_world_end(&trainer);
 }
 
+TEST(the_trainer_sees_that_a_tool_failed)
+{
+    static const char *const asked[][2] = {
+        {"/v1/messages",
+         "{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{"
+         "\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\","
+         "\"input\":{}},{\"type\":\"tool_use\",\"id\":\"u\",\"name\":\"f\",\"input\":{}}]},{"
+         "\"role\":"
+         "\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"is_error\":true},"
+         "{"
+         "\"type\":\"tool_result\",\"tool_use_id\":\"u\",\"is_error\":false,\"content\":\"no\"}]}]"
+         "}"},
+        {"/v1beta/models/m:generateContent",
+         "{\"contents\":[{\"role\":\"user\",\"parts\":[{\"text\":\"hi\"}]},{\"role\":\"model\","
+         "\"parts\":[{\"functionCall\":{\"name\":\"f\",\"id\":\"t\"}},{\"functionCall\":{\"name\":"
+         "\"f\",\"id\":\"u\"}}]},{\"role\":\"user\",\"parts\":[{\"functionResponse\":{\"name\":"
+         "\"f\","
+         "\"id\":\"t\",\"response\":{\"error\":\"bad\"}}},{\"functionResponse\":{\"name\":\"f\","
+         "\"id\":\"u\",\"response\":{\"output\":\"no\"}}}]}]}"},
+    };
+    static const char *const words[] = {"error", "{\"error\":\"bad\"}"};
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    for (size_t i = 0; i < COUNT(asked); i++) {
+        struct reply reply;
+        struct err err = {0};
+        OWN(json_doc) struct json_doc doc = {0};
+        agent_ask_at(&world, &reply, asked[i][0], str_of(asked[i][1]));
+        take(&trainer);
+        EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+        struct json messages = json_get(json_root(&doc), "messages");
+        struct json failed = json_at(messages, 2), went = json_at(messages, 3);
+        EXPECT(json_is(json_get(failed, "tool_call_id"), "t"));
+        EXPECT(json_true(json_get(failed, "is_error")));
+        EXPECT(json_is(json_get(failed, "content"), words[i]));
+        EXPECT(json_is(json_get(went, "tool_call_id"), "u"));
+        EXPECT(!json_exists(json_get(went, "is_error")));
+        EXPECT_INT(give(&trainer, "{\"content\":\"ok\"}", &err), 0);
+        reply_wait(&reply);
+        buf_deinit(&reply.body);
+    }
+    OWN(buf) struct buf text = {0};
+    (void)file_read(world.calls_path, 1 << 20, &text, NULL);
+    EXPECT(str_find(buf_str(&text), STR("\"tool_call_id\":\"t\",\"is_error\":true")) > 0);
+    gate_world_end(&trainer);
+}
+
 /* null is how some clients say nothing. */
 TEST(a_setting_that_is_null_is_none)
 {

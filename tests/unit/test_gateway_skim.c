@@ -89,9 +89,9 @@ static char *element(const struct dialect *dialect)
             buf_format(
                 &out,
                 "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t%u\","
-                "\"content\":\"x\"},"
+                "\"content\":\"x\",\"is_error\":%s},"
                 "{\"type\":\"tool_result\",\"tool_use_id\":\"u%u\"},{\"type\":\"text\",\"text\":\"",
-                serial, serial);
+                serial, serial % 2 ? "true" : "false", serial);
         else if (kind == 1)
             buf_str_append(&out, STR("{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\","
                                      "\"thinking\":\"a\","

@@ -67,6 +67,31 @@ TEST(every_dialect_reaches_a_chat_only_model_server)
     world_end(&world);
 }
 
+/* Servers refuse members they do not know: what failed says so in its own words. */
+TEST(that_a_tool_failed_is_no_member_of_chat_completions)
+{
+    struct world world = {.upstream_answer = answer_tools};
+    world_chat_only(&world);
+    world_open(&world, (struct gateway_session_options){.mode = "proxy"});
+    struct reply reply;
+    agent_ask_at(
+        &world, &reply, "/v1/messages",
+        STR("{\"model\":\"m\",\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{"
+            "\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{}}]},{\"role\":\"user\","
+            "\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"is_error\":true,"
+            "\"content\":\"exit code 1\"}]}]}"));
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 200);
+    EXPECT(str_find(buf_str(&world.upstream_body),
+                    STR("{\"role\":\"tool\",\"tool_call_id\":\"t\",\"content\":\"exit code 1\"}")) >
+           0);
+    OWN(buf) struct buf text = {0};
+    (void)file_read(world.calls_path, 1 << 20, &text, NULL);
+    EXPECT(str_find(buf_str(&text), STR("\"tool_call_id\":\"t\",\"is_error\":true")) > 0);
+    buf_deinit(&reply.body);
+    world_end(&world);
+}
+
 /* Each piece reaches the agent before the next one is sent, and the end only after the commit. */
 TEST(every_dialect_streams_live_from_a_chat_only_model_server)
 {
