@@ -153,7 +153,7 @@ void call_refused(struct call *call)
     err_set(&err, kind, "%s answered %d%s%s%s%s%.*s",
             call->session->mode == GATEWAY_GATE ? "the trainer" : "the model server", status,
             route ? " at " : "", route ? route : "",
-            route && status == 404
+            route && status == 404 && str_find(message, STR("does not exist")) < 0
                 ? " (vLLM has it from 0.24 on, later only with --enable-scale-out)"
                 : "",
             message.size ? ": " : "", STR_ARGS(str_upto(call->upstream_message, 300)));

@@ -37,6 +37,7 @@ struct generate {
     struct buf answer;                /* of the step under way */
     struct buf body;                  /* its request */
     struct buf prompt, ids, logprobs; /* arrays of 4 bytes each */
+    struct buf versions;              /* struct trace_version_span each; empty: not said */
     int64_t cached_tokens;            /* -1: not said */
 };
 
@@ -187,6 +188,27 @@ static void read_logprobs(struct json list, struct buf *out)
     }
 }
 
+/* Which weights sampled what, where their labels are the numbers that the trainer gives to policies
+ * and the spans fit the tokens; else nothing. */
+static void read_versions(struct json list, size_t id_count, struct buf *out)
+{
+    int64_t expected = 0;
+    buf_clear(out);
+    JSON_EACH (item, list) {
+        OWN(arena) struct arena arena = {0};
+        long long version, from = json_int_or(json_get(item.value, "start"), -1);
+        long long to = json_int_or(json_get(item.value, "end"), -1);
+        struct str label = json_str(json_get(item.value, "version"), &arena);
+        if (from != expected || to <= from || !str_to_long(label, &version))
+            break;
+        struct trace_version_span span = {from, to, version};
+        buf_append(out, &span, sizeof span);
+        expected = to;
+    }
+    if (expected != (int64_t)id_count)
+        buf_clear(out);
+}
+
 static int read_sampled(struct call *call, struct json root, struct err *err)
 {
     struct generate *generate = call->generate;
@@ -198,6 +220,7 @@ static int read_sampled(struct call *call, struct json root, struct err *err)
     if (json_size(choices) != 1 || !ids_read(json_get(choice, "token_ids"), &generate->ids))
         return nonsense(generate, ERR_PROTOCOL, "gave no token ids of an answer", err);
     read_logprobs(json_get(json_get(choice, "logprobs"), "content"), &generate->logprobs);
+    read_versions(json_get(choice, "weight_versions"), generate->ids.size / 4, &generate->versions);
     struct json details = json_get(json_get(root, "usage"), "prompt_tokens_details");
     generate->cached_tokens = json_int_or(json_get(details, "cached_tokens"), -1);
     buf_clear(&generate->body);
@@ -395,6 +418,10 @@ void generate_finish(struct call *call)
         .cached_tokens = generate->cached_tokens,
         .reasoning_tokens = answer->usage.known ? answer->usage.reasoning_tokens : -1,
     };
+    if (generate->versions.size) {
+        answer->versions = (const struct trace_version_span *)(const void *)generate->versions.data;
+        answer->version_count = generate->versions.size / sizeof *answer->versions;
+    }
     /* vLLM hands the finish reason of the sampling on, whatever was found in the tokens. */
     if (answer->finish == TRACE_FINISH_STOP && answer->message.call_count)
         call->anew = true;
@@ -422,5 +449,6 @@ void generate_free(struct generate *generate)
     buf_deinit(&generate->prompt);
     buf_deinit(&generate->ids);
     buf_deinit(&generate->logprobs);
+    buf_deinit(&generate->versions);
     free(generate);
 }

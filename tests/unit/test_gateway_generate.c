@@ -17,8 +17,8 @@ static const char *const paths[ROUTES] = {
 static struct engine {
     int asked[ROUTES], status[ROUTES], failures[ROUTES]; /* -1: a reset; 0: for ever */
     int before_status;                                   /* of renderings without a turn to take */
-    bool changes_history, image, calls_tool, no_logprobs, hold, pauses;
-    const char *nonsense[ROUTES], *aborted;
+    bool changes_history, image, calls_tool, no_logprobs, hold, pauses, other_model;
+    const char *nonsense[ROUTES], *aborted, *versions;
     size_t padding;
     struct buf last[ROUTES], head[ROUTES];
     char ids[2][64]; /* request_id of the last two samplings */
@@ -79,8 +79,10 @@ static void sample(struct json request, struct buf *out)
     bool abort = engine.aborted && engine.asked[SAMPLE] == 1;
     buf_format(out,
                "{\"request_id\":\"generate-tokens-%s\",\"choices\":[{\"index\":0,"
-               "\"finish_reason\":\"%s\",\"token_ids\":[204,205,2],\"logprobs\":",
-               engine.ids[1], abort ? engine.aborted : "stop");
+               "\"finish_reason\":\"%s\",\"weight_versions\":[%s],\"token_ids\":[204,205,2],"
+               "\"logprobs\":",
+               engine.ids[1], abort ? engine.aborted : "stop",
+               engine.versions ? engine.versions : "");
     if (engine.no_logprobs)
         buf_format(out, "null");
     else
@@ -125,6 +127,9 @@ static bool engine_fails(struct http_exchange *exchange, int route, bool before)
         return false;
     if (status < 0)
         http_exchange_reset(exchange);
+    else if (engine.other_model)
+        http_respond_json(exchange, 404,
+                          STR("{\"error\":{\"message\":\"The model `x` does not exist.\"}}"));
     else if (status == 404)
         http_respond_json(exchange, 404, STR("{\"detail\":\"Not Found\"}"));
     else
@@ -407,6 +412,23 @@ TEST(a_missing_route_is_named_and_no_other_is_taken)
     }
 }
 
+TEST(a_model_the_engine_does_not_know_is_no_missing_route)
+{
+    struct world world = {0};
+    engine.status[RENDER] = 404;
+    engine.other_model = true;
+    engine_world(&world, (struct gateway_session_options){0});
+    struct reply reply;
+    agent_ask(&world, &reply, ASK);
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 404);
+    struct str text = str_of(gateway_session_stats(world.session)->error.text);
+    EXPECT(str_find(text, STR("does not exist")) >= 0);
+    EXPECT(str_find(text, STR("scale-out")) < 0);
+    buf_deinit(&reply.body);
+    engine_world_end(&world);
+}
+
 TEST(a_request_that_the_engine_refuses_is_the_agents_to_mend)
 {
     for (int route = 0; route < ROUTES; route++) {
@@ -622,6 +644,33 @@ TEST(a_call_is_stamped_with_the_weights_that_sampled_it)
     EXPECT(recorded(&world, "\"policy_version\":8"));
     buf_deinit(&reply.body);
     policy_world_end(&world);
+}
+
+TEST(weights_that_changed_while_a_call_was_sampled_are_recorded_token_by_token)
+{
+    static const struct {
+        const char *said, *spans;
+    } cases[] = {
+        {"{\"version\":\"7\",\"start\":0,\"end\":2},{\"version\":\"8\",\"start\":2,\"end\":3}",
+         "[[0,2,7],[2,3,8]]"},
+        {"{\"version\":\"7\",\"start\":0,\"end\":2}", NULL},
+        {"{\"version\":\"7\",\"start\":0,\"end\":9}", NULL},
+        {"{\"version\":\"default\",\"start\":0,\"end\":3}", NULL},
+        {"7", NULL},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct world world = {0};
+        engine.versions = cases[i].said;
+        engine_world(&world, (struct gateway_session_options){0});
+        struct reply reply;
+        agent_ask(&world, &reply, ASK);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, 200);
+        EXPECT(recorded(&world, cases[i].spans ? cases[i].spans : "[204,205,2]"));
+        EXPECT(cases[i].spans || !recorded(&world, "policy_versions"));
+        buf_deinit(&reply.body);
+        engine_world_end(&world);
+    }
 }
 
 TEST(nothing_is_sampled_while_the_weights_change)
