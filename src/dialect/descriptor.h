@@ -59,6 +59,8 @@ struct dialect {
 
 /* --- writer.c */
 const struct trace_tool *writer_tool(const struct trace_request *request, struct str name);
+/* The free text of a custom tool's call. */
+struct str writer_input(struct str arguments, struct arena *arena);
 /* A member `input`, the free text of a custom tool's call: {"input": "..."} or whatever the model
  * wrote. */
 void writer_put_input(struct str arguments, struct json_writer *out);

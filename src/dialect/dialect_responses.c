@@ -111,11 +111,20 @@ static void finish(struct answer_builder *builder, struct json response, struct 
     answer_finish(builder, how, status.size ? status : STR("completed"));
 }
 
-static int fail(struct json response, struct arena *scratch, struct err *err)
+/* A response with an error in it, or an event that is one itself. */
+static int fail(struct json where, struct arena *scratch, struct err *err)
 {
-    struct str message = json_str(json_get(json_get(response, "error"), "message"), scratch);
+    struct str message, code;
+    dialect_read_error(where, scratch, &message, &code);
     message = str_upto(message, 300);
     return err_set(err, ERR_LOST, "the model server reported an error: %.*s", STR_ARGS(message));
+}
+
+/* Only these two are ends that a whole answer may have. */
+static bool is_over(struct json status)
+{
+    return json_type(status) != JSON_STRING || json_is(status, "completed") ||
+           json_is(status, "incomplete");
 }
 
 static void take_delta(struct answer_builder *builder, enum trace_delta_kind kind, struct json data,
@@ -165,6 +174,8 @@ static int responses_read_event(struct answer_builder *builder, struct str name,
         take_head(builder, response, scratch);
     else if (json_is(type, "response.failed"))
         return fail(response, scratch, err);
+    else if (json_is(type, "error"))
+        return fail(data, scratch, err);
     else if (json_is(type, "response.completed") || json_is(type, "response.incomplete")) {
         take_head(builder, response, scratch);
         take_usage(builder, json_get(response, "usage"));
@@ -176,9 +187,12 @@ static int responses_read_event(struct answer_builder *builder, struct str name,
 static int responses_read_body(struct answer_builder *builder, struct json body,
                                struct arena *scratch, struct err *err)
 {
-    struct json output = json_get(body, "output");
-    if (json_is(json_get(body, "status"), "failed"))
+    struct json output = json_get(body, "output"), status = json_get(body, "status");
+    if (json_is(status, "failed"))
         return fail(body, scratch, err);
+    if (!is_over(status))
+        return err_set(err, ERR_LOST, "the model server's answer is no answer: its status is %.*s",
+                       STR_ARGS(str_upto(json_raw(status), 40)));
     if (json_type(output) != JSON_ARRAY)
         return err_set(err, ERR_PROTOCOL, "the model server's answer has no output");
     take_head(builder, body, scratch);

@@ -31,7 +31,8 @@ static void write_usage(const struct trace_usage *usage, struct json_writer *out
     json_set_int(out, "promptTokenCount", usage->prompt_tokens);
     /* Thoughts are counted apart here. */
     int64_t thoughts = usage->reasoning_tokens > 0 ? usage->reasoning_tokens : 0;
-    json_set_int(out, "candidatesTokenCount", usage->completion_tokens - thoughts);
+    int64_t rest = usage->completion_tokens - thoughts;
+    json_set_int(out, "candidatesTokenCount", rest > 0 ? rest : 0);
     json_set_int(out, "totalTokenCount", usage->prompt_tokens + usage->completion_tokens);
     if (usage->cached_tokens > 0)
         json_set_int(out, "cachedContentTokenCount", usage->cached_tokens);

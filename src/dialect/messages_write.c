@@ -33,10 +33,16 @@ static void write_usage(const struct trace_usage *usage, struct json_writer *out
     int64_t cached = usage && usage->known && usage->cached_tokens > 0 ? usage->cached_tokens : 0;
     int64_t prompt = usage && usage->known ? usage->prompt_tokens : 0;
     json_begin_object(out);
-    json_set_int(out, "input_tokens", prompt - cached);
+    json_set_int(out, "input_tokens", prompt > cached ? prompt - cached : 0);
     json_set_int(out, "cache_creation_input_tokens", 0);
     json_set_int(out, "cache_read_input_tokens", cached);
     json_set_int(out, "output_tokens", usage && usage->known ? usage->completion_tokens : 0);
+    if (usage && usage->known && usage->reasoning_tokens >= 0) {
+        json_key(out, "output_tokens_details");
+        json_begin_object(out);
+        json_set_int(out, "thinking_tokens", usage->reasoning_tokens);
+        json_end_object(out);
+    }
     json_end_object(out);
 }
 

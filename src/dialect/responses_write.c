@@ -36,8 +36,8 @@ enum item_kind { ITEM_MESSAGE, ITEM_REFUSAL, ITEM_REASONING, ITEM_CALL };
 
 struct item {
     enum item_kind kind;
-    const char *id;     /* "msg_...", "rs_...", "fc_..." */
-    const char *status; /* "in_progress", "completed" */
+    const char *id;     /* "msg_...", "rs_...", "fc_...", "ctc_..." */
+    const char *status; /* "in_progress", "completed", "incomplete" */
     struct str text;    /* what it holds so far */
     struct str call_id, name;
     const struct trace_tool *tool; /* NULL: not declared by the agent */
@@ -217,25 +217,30 @@ static enum item_kind kind_of(enum trace_delta_kind kind)
     return ITEM_MESSAGE;
 }
 
-static const char *prefix_of(enum item_kind kind)
+static bool is_custom(const struct item *item)
+{
+    return item->kind == ITEM_CALL && item->tool && item->tool->custom;
+}
+
+static const char *prefix_of(const struct item *item)
 {
     static const char *const prefixes[] = {"msg", "msg", "rs", "fc"};
-    return prefixes[kind];
+    return is_custom(item) ? "ctc" : prefixes[item->kind];
 }
 
 static struct item item_of(const struct dialect_writer *writer, const char *status, char *id,
                            size_t size)
 {
-    enum item_kind kind = kind_of(writer->open_kind);
     struct str tail = str_upto(writer->id, size - 24);
-    snprintf(id, size, "%s_%.*s_%u", prefix_of(kind), STR_ARGS(tail), writer->block);
-    return (struct item){.kind = kind,
-                         .id = id,
-                         .status = status,
-                         .text = buf_str(&writer->piece),
-                         .call_id = buf_str(&writer->call_id),
-                         .name = buf_str(&writer->call_name),
-                         .tool = writer_tool(writer->request, buf_str(&writer->call_name))};
+    struct item item = {.kind = kind_of(writer->open_kind),
+                        .id = id,
+                        .status = status,
+                        .text = buf_str(&writer->piece),
+                        .call_id = buf_str(&writer->call_id),
+                        .name = buf_str(&writer->call_name),
+                        .tool = writer_tool(writer->request, buf_str(&writer->call_name))};
+    snprintf(id, size, "%s_%.*s_%u", prefix_of(&item), STR_ARGS(tail), writer->block);
+    return item;
 }
 
 static void item_event(struct dialect_writer *writer, const char *type, const struct item *item,
@@ -279,7 +284,7 @@ static struct words words_of(const struct item *item)
     static const struct words custom = {"response.custom_tool_call_input.delta",
                                         "response.custom_tool_call_input.done", "input", NULL,
                                         NULL};
-    return item->kind == ITEM_CALL && item->tool && item->tool->custom ? custom : words[item->kind];
+    return is_custom(item) ? custom : words[item->kind];
 }
 
 static void part_event(struct dialect_writer *writer, const char *type, const struct item *item,
@@ -300,19 +305,50 @@ static void part_event(struct dialect_writer *writer, const char *type, const st
     end_event(&json);
 }
 
-static void end_item(struct dialect_writer *writer, struct buf *out)
+/* Our texts have no log-probabilities to show; the vendor's types want the list. */
+static void end_text_event(const struct item *item, struct json_writer *json)
+{
+    if (item->kind == ITEM_MESSAGE)
+        json_set_raw(json, "logprobs", STR("[]"));
+    end_event(json);
+}
+
+static void delta_event(struct dialect_writer *writer, const struct item *item, struct str text,
+                        struct buf *out)
+{
+    struct json_writer json = begin_inner(writer, words_of(item).delta, item, out);
+    json_set_str(&json, "delta", text);
+    end_text_event(item, &json);
+}
+
+/* What a call has to say at its end that no delta said: a custom tool's text, which is inside JSON
+ * that was not whole before, and that there are no arguments. */
+static void end_call(struct dialect_writer *writer, struct item *item, struct buf *out)
+{
+    if (is_custom(item)) {
+        OWN(arena) struct arena arena = {0};
+        delta_event(writer, item, writer_input(item->text, &arena), out);
+    } else if (!str_trim(item->text).size) {
+        item->text = STR("{}");
+        delta_event(writer, item, item->text, out);
+    }
+}
+
+static void end_item(struct dialect_writer *writer, const char *status, struct buf *out)
 {
     if (!writer->open)
         return;
     char id[120];
-    struct item item = item_of(writer, "completed", id, sizeof id);
+    struct item item = item_of(writer, status, id, sizeof id);
     struct words words = words_of(&item);
+    if (item.kind == ITEM_CALL)
+        end_call(writer, &item, out);
     struct json_writer json = begin_inner(writer, words.done, &item, out);
-    if (item.kind == ITEM_CALL && item.tool && item.tool->custom)
+    if (is_custom(&item))
         writer_put_input(item.text, &json);
     else
         json_set_str(&json, words.done_key, item.text);
-    end_event(&json);
+    end_text_event(&item, &json);
     part_event(writer, words.part_done, &item, out);
     item_event(writer, "response.output_item.done", &item, false, out);
     if (writer->items.size)
@@ -326,7 +362,7 @@ static void end_item(struct dialect_writer *writer, struct buf *out)
 static void begin_item(struct dialect_writer *writer, const struct trace_delta *delta,
                        struct buf *out)
 {
-    end_item(writer, out);
+    end_item(writer, "completed", out);
     writer->open = true;
     writer->open_kind = delta->kind;
     buf_clear(&writer->piece);
@@ -355,19 +391,16 @@ void responses_write_delta(struct dialect_writer *writer, const struct trace_del
     char id[120];
     struct item item = item_of(writer, "in_progress", id, sizeof id);
     /* A custom tool's text is inside JSON that is not whole yet: it comes with the item's end. */
-    if (item.kind == ITEM_CALL && item.tool && item.tool->custom)
-        return;
-    struct json_writer json = begin_inner(writer, words_of(&item).delta, &item, out);
-    json_set_str(&json, "delta", delta->text);
-    end_event(&json);
+    if (!is_custom(&item))
+        delta_event(writer, &item, delta->text, out);
 }
 
 void responses_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                             const struct trace_usage *usage, struct buf *out)
 {
     begin_response(writer, out);
-    end_item(writer, out);
     const char *incomplete = incomplete_reason(finish);
+    end_item(writer, incomplete ? "incomplete" : "completed", out);
     struct shell shell = shell_of(writer, incomplete ? "incomplete" : "completed");
     shell.incomplete = incomplete;
     shell.usage = usage;
@@ -381,54 +414,61 @@ void responses_write_finish(struct dialect_writer *writer, enum trace_finish fin
 
 /* ---------------------------------------------------------------- whole */
 
-static void add_item(struct buf *items, struct item *item, const char *base, unsigned *number)
+struct row {
+    struct buf items;
+    const char *base; /* of ids */
+    size_t count, total;
+    bool cut; /* the last one is incomplete */
+};
+
+static void add_item(struct row *row, struct item *item)
 {
     char id[120];
-    snprintf(id, sizeof id, "%s_%.80s_%u", prefix_of(item->kind), base, (*number)++);
+    snprintf(id, sizeof id, "%s_%.80s_%zu", prefix_of(item), row->base, row->count++);
     item->id = id;
-    item->status = "completed";
-    if (items->size)
-        buf_byte(items, ',');
-    struct json_writer json = {.out = items};
+    item->status = row->cut && row->count == row->total ? "incomplete" : "completed";
+    if (item->kind == ITEM_CALL && !str_trim(item->text).size)
+        item->text = STR("{}");
+    if (row->items.size)
+        buf_byte(&row->items, ',');
+    struct json_writer json = {.out = &row->items};
     put_item(item, false, &json);
 }
 
 void responses_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                             struct buf *out)
 {
-    OWN(buf) struct buf items = {0};
     OWN(mem) char *base = str_dup(answer->id);
     const struct trace_message *message = &answer->message;
-    unsigned number = 0;
-    if (message->reasoning.size)
-        add_item(&items, &(struct item){.kind = ITEM_REASONING, .text = message->reasoning}, base,
-                 &number);
+    const char *incomplete = incomplete_reason(answer->finish);
+    bool thought = message->reasoning.size > 0;
+    struct row row = {.base = base,
+                      .total = thought + message->part_count + message->call_count,
+                      .cut = incomplete};
+    if (thought)
+        add_item(&row, &(struct item){.kind = ITEM_REASONING, .text = message->reasoning});
     for (size_t i = 0; i < message->part_count; i++) {
         bool refusal = message->parts[i].kind == TRACE_PART_REFUSAL;
-        add_item(&items,
-                 &(struct item){.kind = refusal ? ITEM_REFUSAL : ITEM_MESSAGE,
-                                .text = message->parts[i].text},
-                 base, &number);
+        add_item(&row, &(struct item){.kind = refusal ? ITEM_REFUSAL : ITEM_MESSAGE,
+                                      .text = message->parts[i].text});
     }
     for (size_t i = 0; i < message->call_count; i++) {
         const struct trace_tool_call *call = &message->calls[i];
-        add_item(&items,
-                 &(struct item){.kind = ITEM_CALL,
-                                .text = call->arguments,
-                                .call_id = call->id,
-                                .name = call->name,
-                                .tool = writer_tool(request, call->name)},
-                 base, &number);
+        add_item(&row, &(struct item){.kind = ITEM_CALL,
+                                      .text = call->arguments,
+                                      .call_id = call->id,
+                                      .name = call->name,
+                                      .tool = writer_tool(request, call->name)});
     }
-    const char *incomplete = incomplete_reason(answer->finish);
     struct shell shell = {.id = answer->id,
                           .model = answer->model.data ? answer->model : request->model,
                           .created_s = answer->created_s,
                           .status = incomplete ? "incomplete" : "completed",
                           .incomplete = incomplete,
-                          .output = buf_str(&items),
+                          .output = buf_str(&row.items),
                           .usage = &answer->usage,
                           .with_usage = true};
     struct json_writer json = {.out = out};
     put_response(&shell, &json);
+    buf_deinit(&row.items);
 }

@@ -59,14 +59,19 @@ const struct trace_tool *writer_tool(const struct trace_request *request, struct
     return NULL;
 }
 
-void writer_put_input(struct str arguments, struct json_writer *out)
+struct str writer_input(struct str arguments, struct arena *arena)
 {
-    OWN(arena) struct arena arena = {0};
     OWN(json_doc) struct json_doc doc = {0};
     struct str input = STR_NONE;
     if (json_read(&doc, arguments, NULL, NULL) == 0)
-        input = json_str(json_get(json_root(&doc), "input"), &arena);
-    json_set_str(out, "input", input.data ? input : arguments);
+        input = json_str(json_get(json_root(&doc), "input"), arena);
+    return input.data ? input : arguments;
+}
+
+void writer_put_input(struct str arguments, struct json_writer *out)
+{
+    OWN(arena) struct arena arena = {0};
+    json_set_str(out, "input", writer_input(arguments, &arena));
 }
 
 /* ---------------------------------------------------------------- order */

@@ -1,0 +1,317 @@
+/* Streams event by event: the order and the members that the vendors' own types ask for, whatever
+ * comes between what; and what model servers say in the middle of a stream. */
+#include <stdio.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "dialect/dialect.h"
+#include "test.h"
+
+static const struct trace_tool tools[] = {
+    {.name = {"look", 4}, .parameters = {"{}", 2}},
+    {.name = {"s__look", 7}, .parameters = {"{}", 2}, .space = {"s", 1}},
+    {.name = {"patch", 5}, .parameters = {"{}", 2}, .custom = true},
+};
+static const struct trace_request asked = {.model = {"m", 1},
+                                           .tools = tools,
+                                           .tool_count = COUNT(tools),
+                                           .stream = true,
+                                           .stream_usage = true};
+
+/* Thinking, text, calls of every kind and text again. */
+static const struct trace_delta told[] = {
+    {.kind = TRACE_DELTA_REASONING, .text = {"hm", 2}},
+    {.kind = TRACE_DELTA_TEXT, .text = {"one ", 4}},
+    {.kind = TRACE_DELTA_REASONING, .text = {"oh", 2}},
+    {.kind = TRACE_DELTA_TEXT, .text = {"two", 3}},
+    {.kind = TRACE_DELTA_CALL, .index = 0, .id = {"c0", 2}, .name = {"look", 4}},
+    {.kind = TRACE_DELTA_CALL, .index = 1, .id = {"c1", 2}, .name = {"s__look", 7}},
+    {.kind = TRACE_DELTA_ARGUMENTS, .index = 1, .text = {"{\"b\":", 5}},
+    {.kind = TRACE_DELTA_ARGUMENTS, .index = 0, .text = {"{\"a\":1}", 7}},
+    {.kind = TRACE_DELTA_ARGUMENTS, .index = 1, .text = {"2}", 2}},
+    {.kind = TRACE_DELTA_CALL, .index = 2, .id = {"c2", 2}, .name = {"patch", 5}},
+    {.kind = TRACE_DELTA_ARGUMENTS, .index = 2, .text = {"{\"input\":\"***\"}", 15}},
+    {.kind = TRACE_DELTA_CALL, .index = 3, .id = {"c3", 2}, .name = {"look", 4}},
+    {.kind = TRACE_DELTA_REFUSAL, .text = {"no", 2}},
+};
+
+static void write_told(const struct dialect *dialect, enum trace_finish finish, struct buf *out)
+{
+    struct trace_usage usage = {.known = true,
+                                .prompt_tokens = 100,
+                                .completion_tokens = 20,
+                                .cached_tokens = 40,
+                                .reasoning_tokens = 5};
+    OWN(dialect_writer) struct dialect_writer writer = {0};
+    dialect_writer_init(&writer, dialect, &asked, STR("id"), STR("m"), 1);
+    for (size_t i = 0; i < COUNT(told); i++)
+        dialect_writer_delta(&writer, &told[i], out);
+    dialect_writer_finish(&writer, finish, &usage, out);
+}
+
+/* The next event's data, read; false: there is none. */
+static bool next_event(struct str *rest, struct json_doc *doc)
+{
+    long at = str_find(*rest, STR("data: "));
+    if (at < 0)
+        return false;
+    *rest = str_from(*rest, (size_t)at + 6);
+    struct str data = str_cut(rest, '\n');
+    if (str_is(data, "[DONE]"))
+        return false;
+    return json_read(doc, data, NULL, NULL) == 0;
+}
+
+static void expect_members(struct json event, const char *names)
+{
+    OWN(arena) struct arena arena = {0};
+    struct str type = json_str(json_get(event, "type"), &arena);
+    for (struct str rest = str_of(names); rest.data;) {
+        struct str name = str_cut(&rest, ' ');
+        if (name.size && !json_exists(json_get_str(event, name)))
+            test_fail(__FILE__, __LINE__, "%.*s has no %.*s: %.*s", STR_ARGS(type), STR_ARGS(name),
+                      STR_ARGS(json_raw(event)));
+    }
+}
+
+/* ---------------------------------------------------------------- responses */
+
+/* As the OpenAPI document of the vendor requires. */
+static const struct {
+    const char *type, *members;
+} required[] = {
+    {"response.created", "response"},
+    {"response.in_progress", "response"},
+    {"response.output_item.added", "output_index item"},
+    {"response.output_item.done", "output_index item"},
+    {"response.content_part.added", "item_id output_index content_index part"},
+    {"response.content_part.done", "item_id output_index content_index part"},
+    {"response.output_text.delta", "item_id output_index content_index delta logprobs"},
+    {"response.output_text.done", "item_id output_index content_index text logprobs"},
+    {"response.refusal.delta", "item_id output_index content_index delta"},
+    {"response.refusal.done", "item_id output_index content_index refusal"},
+    {"response.reasoning_summary_part.added", "item_id output_index summary_index part"},
+    {"response.reasoning_summary_part.done", "item_id output_index summary_index part"},
+    {"response.reasoning_summary_text.delta", "item_id output_index summary_index delta"},
+    {"response.reasoning_summary_text.done", "item_id output_index summary_index text"},
+    {"response.function_call_arguments.delta", "item_id output_index delta"},
+    {"response.function_call_arguments.done", "item_id output_index arguments"},
+    {"response.custom_tool_call_input.delta", "item_id output_index delta"},
+    {"response.custom_tool_call_input.done", "item_id output_index input"},
+    {"response.completed", "response"},
+    {"response.incomplete", "response"},
+};
+
+TEST(every_event_of_responses_has_what_its_type_needs)
+{
+    OWN(buf) struct buf stream = {0};
+    OWN(buf) struct buf items = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    bool seen[COUNT(required)] = {false};
+    write_told(&dialect_responses, TRACE_FINISH_TOOL_CALLS, &stream);
+    struct str rest = buf_str(&stream);
+    int64_t number = 0, open = -1, done = 0;
+    while (next_event(&rest, &doc)) {
+        struct json event = json_root(&doc), type = json_get(event, "type");
+        size_t row = 0;
+        while (row < COUNT(required) && !json_is(type, required[row].type))
+            row++;
+        if (row == COUNT(required)) {
+            test_fail(__FILE__, __LINE__, "what is %.*s?", STR_ARGS(json_raw(type)));
+            return;
+        }
+        seen[row] = true;
+        expect_members(event, required[row].members);
+        EXPECT_INT(json_int_or(json_get(event, "sequence_number"), -1), number++);
+        int64_t index = json_int_or(json_get(event, "output_index"), -1);
+        if (json_is(type, "response.output_item.added")) {
+            EXPECT_INT(open, -1);
+            EXPECT_INT(index, done);
+            open = index;
+        }
+        EXPECT_INT(index, open);
+        if (json_is(type, "response.output_item.done")) {
+            EXPECT(json_is(json_get(json_get(event, "item"), "status"), "completed"));
+            buf_format(&items, "%s%.*s", done ? "," : "",
+                       STR_ARGS(json_raw(json_get(event, "item"))));
+            open = -1;
+            done++;
+        }
+        if (json_is(type, "response.completed")) {
+            struct str output = json_raw(json_get(json_get(event, "response"), "output"));
+            EXPECT_STR(str_upto(str_from(output, 1), output.size - 2), buf_str(&items));
+        }
+    }
+    EXPECT_INT(done, 9);
+    for (size_t i = 0; i + 1 < COUNT(required); i++)
+        if (!seen[i])
+            test_fail(__FILE__, __LINE__, "there is no %s", required[i].type);
+}
+
+/* A call without arguments is one with an empty object of them, as clients read them as JSON. */
+TEST(calls_of_responses_have_arguments)
+{
+    OWN(buf) struct buf stream = {0};
+    write_told(&dialect_responses, TRACE_FINISH_TOOL_CALLS, &stream);
+    EXPECT(str_find(buf_str(&stream),
+                    STR("\"call_id\":\"c3\",\"name\":\"look\",\"arguments\":\"{}\"")) > 0);
+    EXPECT(str_find(buf_str(&stream), STR("\"delta\":\"***\"")) > 0);
+    EXPECT(str_find(buf_str(&stream), STR("\"id\":\"ctc_id_")) > 0);
+    struct trace_tool_call call = {STR("c"), STR("look"), STR("")};
+    struct trace_answer answer = {
+        .id = STR("r"), .message = {.calls = &call, .call_count = 1}, .finish = TRACE_FINISH_STOP};
+    OWN(buf) struct buf whole = {0};
+    dialect_write_answer(&dialect_responses, &asked, &answer, &whole);
+    EXPECT(str_find(buf_str(&whole), STR("\"arguments\":\"{}\"")) > 0);
+}
+
+TEST(what_was_cut_short_is_incomplete)
+{
+    static const struct trace_part said = {.kind = TRACE_PART_TEXT, .text = {"x", 1}};
+    struct trace_tool_call call = {STR("c"), STR("look"), STR("{\"a")};
+    struct trace_answer answer = {.id = STR("r"),
+                                  .message = {.reasoning = STR("hm"),
+                                              .parts = &said,
+                                              .part_count = 1,
+                                              .calls = &call,
+                                              .call_count = 1},
+                                  .finish = TRACE_FINISH_LENGTH};
+    OWN(buf) struct buf whole = {0};
+    OWN(buf) struct buf stream = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(dialect_writer) struct dialect_writer writer = {0};
+    dialect_write_answer(&dialect_responses, &asked, &answer, &whole);
+    EXPECT(json_read(&doc, buf_str(&whole), NULL, NULL) == 0);
+    struct json output = json_get(json_root(&doc), "output");
+    EXPECT_INT(json_size(output), 3);
+    for (size_t i = 0; i < 3; i++)
+        EXPECT(json_is(json_get(json_at(output, i), "status"), i < 2 ? "completed" : "incomplete"));
+    dialect_writer_init(&writer, &dialect_responses, &asked, STR("r"), STR("m"), 1);
+    dialect_writer_answer(&writer, &answer, 0, &stream);
+    dialect_writer_finish(&writer, answer.finish, NULL, &stream);
+    struct str rest = buf_str(&stream);
+    struct json last = {0};
+    while (next_event(&rest, &doc))
+        last = json_root(&doc);
+    EXPECT(json_is(json_get(last, "type"), "response.incomplete"));
+    output = json_get(json_get(last, "response"), "output");
+    for (size_t i = 0; i < 3; i++)
+        EXPECT(json_is(json_get(json_at(output, i), "status"), i < 2 ? "completed" : "incomplete"));
+}
+
+/* ---------------------------------------------------------------- messages */
+
+TEST(blocks_of_messages_are_in_a_row)
+{
+    static const char *const types[] = {"thinking", "text",     "thinking", "text", "tool_use",
+                                        "tool_use", "tool_use", "tool_use", "text"};
+    OWN(buf) struct buf stream = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    write_told(&dialect_messages, TRACE_FINISH_TOOL_CALLS, &stream);
+    struct str rest = buf_str(&stream);
+    int64_t open = -1, done = 0;
+    while (next_event(&rest, &doc)) {
+        struct json event = json_root(&doc), type = json_get(event, "type");
+        int64_t index = json_int_or(json_get(event, "index"), -1);
+        if (json_is(type, "content_block_start")) {
+            EXPECT_INT(open, -1);
+            EXPECT_INT(index, done);
+            open = index;
+            EXPECT(json_is(json_get(json_get(event, "content_block"), "type"),
+                           types[done < 9 ? done : 8]));
+        }
+        EXPECT_INT(index, open);
+        if (json_is(type, "content_block_stop")) {
+            open = -1;
+            done++;
+        }
+        if (json_is(type, "message_delta")) {
+            struct json usage = json_get(event, "usage");
+            EXPECT_INT(json_int_or(json_get(usage, "input_tokens"), -1), 60);
+            EXPECT_INT(json_int_or(json_get(usage, "cache_read_input_tokens"), -1), 40);
+            EXPECT_INT(json_int_or(json_get(usage, "output_tokens"), -1), 20);
+            EXPECT_INT(
+                json_int_or(json_get(json_get(usage, "output_tokens_details"), "thinking_tokens"),
+                            -1),
+                5);
+        }
+    }
+    EXPECT_INT(done, 9);
+}
+
+/* ---------------------------------------------------------------- usage */
+
+/* What was cached and what was thought is said in every dialect that has a word for it. */
+TEST(usage_is_the_same_in_every_dialect)
+{
+    static const struct dialect *const all[] = {&dialect_chat, &dialect_messages,
+                                                &dialect_responses, &dialect_google};
+    static const struct trace_usage rows[] = {
+        {true, 100, 20, 40, 5},
+        {true, 10, 20, 40, 50}, /* a server that counts otherwise: nothing is less than nothing */
+    };
+    for (size_t i = 0; i < COUNT(all) * COUNT(rows); i++) {
+        const struct trace_usage *usage = &rows[i / COUNT(all)];
+        const struct dialect *dialect = all[i % COUNT(all)];
+        struct trace_part said = {.text = STR("x")};
+        struct trace_answer got, answer = {.id = STR("r"),
+                                           .message = {.parts = &said, .part_count = 1},
+                                           .finish = TRACE_FINISH_STOP,
+                                           .usage = *usage};
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf whole = {0};
+        struct err err = {0};
+        dialect_write_answer(dialect, &asked, &answer, &whole);
+        EXPECT(str_find(buf_str(&whole), STR(":-")) < 0);
+        OWN(dialect_reader)
+        struct dialect_reader *reader =
+            dialect_reader_new(dialect, &(struct dialect_reader_options){0});
+        EXPECT_INT(dialect_reader_feed(reader, buf_str(&whole), &err), 0);
+        EXPECT_INT(dialect_reader_end(reader, &arena, &got, &err), 0);
+        if (usage == &rows[0] && memcmp(&got.usage, usage, sizeof *usage) != 0)
+            test_fail(__FILE__, __LINE__, "%s: %s", dialect_name(dialect), buf_text(&whole));
+    }
+}
+
+/* ---------------------------------------------------------------- errors in a stream */
+
+TEST(an_error_in_a_stream_is_one_in_every_spelling)
+{
+    static const struct {
+        const struct dialect *dialect;
+        bool stream;
+        const char *bytes;
+    } rows[] = {
+        {&dialect_responses, true,
+         "event: error\ndata: {\"type\":\"error\",\"code\":\"server_error\",\"message\":\"too much"
+         "\",\"param\":null,\"sequence_number\":1}\n\n"},
+        {&dialect_responses, true,
+         "data: {\"type\":\"error\",\"error\":{\"type\":\"x\",\"message\":\"too much\"}}\n\n"},
+        {&dialect_responses, true,
+         "data: {\"type\":\"response.failed\",\"response\":{\"status\":\"failed\",\"error\":{"
+         "\"code\":\"x\",\"message\":\"too much\"}}}\n\n"},
+        {&dialect_responses, false,
+         "{\"id\":\"r\",\"status\":\"cancelled\",\"output\":[],\"error\":null,"
+         "\"incomplete_details\":{\"reason\":\"too much\"}}"},
+        {&dialect_messages, true,
+         "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\","
+         "\"message\":\"too much\"}}\n\n"},
+        {&dialect_google, true, "data: {\"error\":{\"code\":503,\"message\":\"too much\"}}\n\n"},
+        {&dialect_chat, true, "data: {\"error\":{\"message\":\"too much\",\"code\":500}}\n\n"},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(arena) struct arena arena = {0};
+        struct trace_answer got;
+        struct err err = {0};
+        OWN(dialect_reader)
+        struct dialect_reader *reader = dialect_reader_new(
+            rows[i].dialect, &(struct dialect_reader_options){.stream = rows[i].stream});
+        int result = dialect_reader_feed(reader, str_of(rows[i].bytes), &err);
+        if (result == 0)
+            result = rows[i].stream ? 0 : dialect_reader_end(reader, &arena, &got, &err);
+        if (result == 0 || err.kind != ERR_LOST)
+            test_fail(__FILE__, __LINE__, "%s: %s", rows[i].bytes, err.text);
+        else if (rows[i].stream)
+            EXPECT(str_find(str_of(err.text), STR("too much")) > 0);
+    }
+}
