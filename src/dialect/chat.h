@@ -20,6 +20,8 @@ bool chat_quick_event(struct answer_builder *builder, struct str data,
                       struct buf *out);
 
 /* dialect_chat.c */
+/* What a body or a chunk says of usage, if it does. */
+void chat_read_usage(struct json root, struct trace_usage *out);
 bool chat_strip(struct json data, const struct dialect_reader_options *options, struct buf *out);
 
 /* chat_write.c */
@@ -31,6 +33,8 @@ void chat_write_delta(struct dialect_writer *writer, const struct trace_delta *d
                       struct buf *out);
 void chat_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                        const struct trace_usage *usage, struct buf *out);
+
+void chat_write_usage(const struct trace_usage *usage, struct json_writer *out);
 
 bool chat_newer_limit(struct str model);
 /* chat_template_kwargs with thinking switched off. False: the agent has its own word on it. */

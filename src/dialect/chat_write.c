@@ -22,7 +22,7 @@ static const char *finish_word(enum trace_finish finish)
     return "stop";
 }
 
-static void write_usage(const struct trace_usage *usage, struct json_writer *out)
+void chat_write_usage(const struct trace_usage *usage, struct json_writer *out)
 {
     json_begin_object(out);
     json_set_int(out, "prompt_tokens", usage->prompt_tokens);
@@ -117,7 +117,7 @@ void chat_write_answer(const struct trace_request *request, const struct trace_a
     json_end_array(&writer);
     if (answer->usage.known) {
         json_key(&writer, "usage");
-        write_usage(&answer->usage, &writer);
+        chat_write_usage(&answer->usage, &writer);
     }
     json_end_object(&writer);
 }
@@ -244,7 +244,7 @@ void chat_write_finish(struct dialect_writer *writer, enum trace_finish finish,
         begin_chunk(writer, &json);
         json_end_array(&json);
         json_key(&json, "usage");
-        write_usage(usage, &json);
+        chat_write_usage(usage, &json);
         json_end_object(&json);
         buf_append(out, "\n\n", 2);
     }

@@ -147,19 +147,24 @@ static int take_tokens(struct answer_builder *builder, struct json root, struct 
 
 /* ---------------------------------------------------------------- messages and deltas */
 
+void chat_read_usage(struct json root, struct trace_usage *out)
+{
+    struct json usage = json_get(root, "usage");
+    if (!trace_usage_read(usage, out))
+        return;
+    out->cached_tokens =
+        json_int_or(json_get(json_get(usage, "prompt_tokens_details"), "cached_tokens"), -1);
+    out->reasoning_tokens =
+        json_int_or(json_get(json_get(usage, "completion_tokens_details"), "reasoning_tokens"), -1);
+}
+
 static void take_head(struct answer_builder *builder, struct json root, struct arena *scratch)
 {
     answer_set(&builder->id, json_str(json_get(root, "id"), scratch));
     answer_set(&builder->model, json_str(json_get(root, "model"), scratch));
     if (!builder->created_s)
         builder->created_s = json_int_or(json_get(root, "created"), 0);
-    struct json usage = json_get(root, "usage");
-    if (!trace_usage_read(usage, &builder->usage))
-        return;
-    builder->usage.cached_tokens =
-        json_int_or(json_get(json_get(usage, "prompt_tokens_details"), "cached_tokens"), -1);
-    builder->usage.reasoning_tokens =
-        json_int_or(json_get(json_get(usage, "completion_tokens_details"), "reasoning_tokens"), -1);
+    chat_read_usage(root, &builder->usage);
 }
 
 static void take_piece(struct answer_builder *builder, enum trace_delta_kind kind,

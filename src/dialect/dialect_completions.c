@@ -78,21 +78,30 @@ static int completions_read_request(struct json body, struct dialect_skim *skim,
         return -1;
     out->stream_usage = json_true(json_get(json_get(body, "stream_options"), "include_usage"));
     out->wants_logprobs = read_is_there(json_get(body, "logprobs"));
+    out->wants_token_ids = json_true(json_get(body, "return_token_ids"));
     return 0;
 }
 
-/* Of what is imposed on chat completions only the shape of log-probabilities differs here. */
+/* Of what is imposed on chat completions only the shape of log-probabilities differs here: how many
+ * there are to be for each token. An agent that wants to read them gets as many as it asked for,
+ * and its tokens as texts. */
 static void completions_rewrite_request(struct json body, const struct dialect_override *override,
                                         struct buf *out)
 {
     OWN(buf) struct buf first = {0};
     struct json_doc doc = {0};
-    struct json_edit edit = {"logprobs", STR("1")};
+    struct json asked = json_get(body, "logprobs");
+    struct json as_ids = json_get(body, "return_tokens_as_token_ids");
+    bool reads = json_type(asked) == JSON_NUMBER;
+    struct json_edit edits[] = {
+        {"logprobs", reads ? json_raw(asked) : STR("1")},
+        {"return_tokens_as_token_ids", json_exists(as_ids) ? json_raw(as_ids) : STR_NONE},
+    };
     struct dialect_override whole = *override;
     whole.gap = NULL;
     chat_rewrite_request(body, &whole, &first);
     if (override->capture && json_read(&doc, buf_str(&first), NULL, NULL) == 0)
-        json_splice(json_root(&doc), &edit, 1, out);
+        json_splice(json_root(&doc), edits, reads ? 2 : 1, out);
     else
         buf_str_append(out, buf_str(&first));
     json_doc_deinit(&doc);
@@ -102,9 +111,12 @@ static void completions_rewrite_request(struct json body, const struct dialect_o
 
 static const char *finish_word(enum trace_finish finish)
 {
-    return finish == TRACE_FINISH_LENGTH ? "length" : "stop";
+    return finish == TRACE_FINISH_LENGTH           ? "length"
+           : finish == TRACE_FINISH_CONTENT_FILTER ? "content_filter"
+                                                   : "stop";
 }
 
+/* Without a text there is no choice: only usage. */
 static void put_body(struct str id, struct str model, int64_t created_s, struct str text,
                      const char *finish, const struct trace_usage *usage, struct buf *out)
 {
@@ -116,20 +128,18 @@ static void put_body(struct str id, struct str model, int64_t created_s, struct 
     json_set_str(&json, "model", model);
     json_key(&json, "choices");
     json_begin_array(&json);
-    json_begin_object(&json);
-    json_set_int(&json, "index", 0);
-    json_set_str(&json, "text", text);
-    json_set_null(&json, "logprobs");
-    json_set_text(&json, "finish_reason", finish);
-    json_end_object(&json);
+    if (text.data) {
+        json_begin_object(&json);
+        json_set_int(&json, "index", 0);
+        json_set_str(&json, "text", text);
+        json_set_null(&json, "logprobs");
+        json_set_text(&json, "finish_reason", finish);
+        json_end_object(&json);
+    }
     json_end_array(&json);
     if (usage && usage->known) {
         json_key(&json, "usage");
-        json_begin_object(&json);
-        json_set_int(&json, "prompt_tokens", usage->prompt_tokens);
-        json_set_int(&json, "completion_tokens", usage->completion_tokens);
-        json_set_int(&json, "total_tokens", usage->prompt_tokens + usage->completion_tokens);
-        json_end_object(&json);
+        chat_write_usage(usage, &json);
     }
     json_end_object(&json);
 }
@@ -163,7 +173,9 @@ static void completions_write_delta(struct dialect_writer *writer, const struct 
 static void completions_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                                      const struct trace_usage *usage, struct buf *out)
 {
-    put_chunk(writer, STR(""), finish_word(finish), writer->usage ? usage : NULL, out);
+    put_chunk(writer, STR(""), finish_word(finish), NULL, out);
+    if (writer->usage && usage && usage->known)
+        put_chunk(writer, STR_NONE, NULL, usage, out);
     buf_str_append(out, STR("data: [DONE]\n\n"));
 }
 
@@ -201,24 +213,28 @@ static int completions_read_event(struct answer_builder *builder, struct str nam
 {
     (void)name;
     struct json choice = json_at(json_get(data, "choices"), 0);
+    if (json_int_or(json_get(choice, "index"), 0) != 0)
+        return 0; /* there is one answer per call */
     answer_set(&builder->id, json_str(json_get(data, "id"), scratch));
     answer_set(&builder->model, json_str(json_get(data, "model"), scratch));
     if (!builder->created_s)
         builder->created_s = json_int_or(json_get(data, "created"), 0);
-    (void)trace_usage_read(json_get(data, "usage"), &builder->usage);
+    chat_read_usage(data, &builder->usage);
     if (json_type(json_get(choice, "text")) == JSON_STRING)
         answer_add(builder, TRACE_DELTA_TEXT, json_str(json_get(choice, "text"), scratch));
     if (take_ids(json_get(choice, "token_ids"), &builder->ids, &builder->has_ids, err) < 0 ||
-        take_ids(json_get(choice, "prompt_token_ids"), &builder->prompt_ids,
-                 &builder->has_prompt_ids, err) < 0)
+        (!builder->has_prompt_ids &&
+         take_ids(json_get(choice, "prompt_token_ids"), &builder->prompt_ids,
+                  &builder->has_prompt_ids, err) < 0))
         return -1;
     take_logprobs(builder, json_get(choice, "logprobs"));
     struct str finish = json_str(json_get(choice, "finish_reason"), scratch);
     if (finish.size)
         answer_finish(builder,
-                      str_is(finish, "stop")     ? TRACE_FINISH_STOP
-                      : str_is(finish, "length") ? TRACE_FINISH_LENGTH
-                                                 : TRACE_FINISH_OTHER,
+                      str_is(finish, "stop")             ? TRACE_FINISH_STOP
+                      : str_is(finish, "length")         ? TRACE_FINISH_LENGTH
+                      : str_is(finish, "content_filter") ? TRACE_FINISH_CONTENT_FILTER
+                                                         : TRACE_FINISH_OTHER,
                       finish);
     return 0;
 }

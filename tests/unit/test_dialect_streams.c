@@ -315,3 +315,96 @@ TEST(an_error_in_a_stream_is_one_in_every_spelling)
             EXPECT(str_find(str_of(err.text), STR("too much")) > 0);
     }
 }
+
+/* ---------------------------------------------------------------- completions */
+
+static void rewrite(const char *body, struct trace_request *request, struct arena *arena,
+                    struct json_doc *doc, struct buf *out)
+{
+    static const struct dialect_route route = {.kind = DIALECT_ROUTE_CALL,
+                                               .dialect = &dialect_completions};
+    struct dialect_override override = {.capture = true};
+    struct err err = {0};
+    EXPECT_INT(json_read(doc, str_of(body), NULL, &err), 0);
+    EXPECT_INT(dialect_read_request(&route, json_root(doc), arena, request, &err), 0);
+    dialect_rewrite_request(&dialect_completions, json_root(doc), &override, out);
+}
+
+/* What the agent wants to see of tokens it gets as it asked for it. */
+TEST(capturing_leaves_the_log_probabilities_of_completions_readable)
+{
+    static const struct {
+        const char *asked, *has, *lacks;
+        bool logprobs, token_ids;
+    } rows[] = {
+        {"", "\"logprobs\":1", "\"logprobs\":true", false, false},
+        {",\"logprobs\":null", "\"logprobs\":1", "\"logprobs\":null", false, false},
+        {",\"logprobs\":5", "\"logprobs\":5", "return_tokens_as_token_ids", true, false},
+        {",\"logprobs\":0", "\"logprobs\":0", "return_tokens_as_token_ids", true, false},
+        {",\"return_token_ids\":true", "\"return_token_ids\":true", NULL, false, true},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(arena) struct arena arena = {0};
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(buf) struct buf body = {0};
+        OWN(buf) struct buf out = {0};
+        struct trace_request request;
+        buf_format(&body, "{\"model\":\"m\",\"prompt\":\"x\"%s}", rows[i].asked);
+        rewrite(buf_text(&body), &request, &arena, &doc, &out);
+        EXPECT_INT(request.wants_logprobs, rows[i].logprobs);
+        EXPECT_INT(request.wants_token_ids, rows[i].token_ids);
+        if (str_find(buf_str(&out), str_of(rows[i].has)) < 0 ||
+            (rows[i].lacks && str_find(buf_str(&out), str_of(rows[i].lacks)) >= 0))
+            test_fail(__FILE__, __LINE__, "%s: %s", rows[i].asked, buf_text(&out));
+    }
+}
+
+TEST(a_stream_of_completions_is_read_in_full)
+{
+    static const char stream[] =
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"text\":\"a\",\"token_ids\":[1],"
+        "\"prompt_token_ids\":[7,8],\"logprobs\":{\"token_logprobs\":[-0.5]}}]}\n\n"
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":1,\"text\":\"another\"}]}\n\n"
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"text\":\"b\",\"token_ids\":[2],"
+        "\"prompt_token_ids\":[7,8],\"logprobs\":{\"token_logprobs\":[-0.25]},\"finish_reason\":"
+        "\"content_filter\"}]}\n\n"
+        "data: {\"id\":\"c\",\"choices\":[],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":2,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":1},\"completion_tokens_details\":{"
+        "\"reasoning_tokens\":0}}}\n\ndata: [DONE]\n\n";
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf whole = {0};
+    struct trace_answer got;
+    struct err err = {0};
+    OWN(dialect_reader)
+    struct dialect_reader *reader =
+        dialect_reader_new(&dialect_completions, &(struct dialect_reader_options){.stream = true});
+    EXPECT_INT(dialect_reader_feed(reader, STR(stream), &err), 0);
+    EXPECT_INT(dialect_reader_end(reader, &arena, &got, &err), 0);
+    EXPECT_STR(trace_message_text(&got.message, &arena), STR("ab"));
+    EXPECT_INT(got.prompt_id_count, 2);
+    EXPECT_INT(got.tokens.id_count, 2);
+    EXPECT_INT(got.finish, TRACE_FINISH_CONTENT_FILTER);
+    EXPECT_INT(got.usage.cached_tokens, 1);
+    EXPECT_INT(got.usage.reasoning_tokens, 0);
+    dialect_write_answer(&dialect_completions, &asked, &got, &whole);
+    EXPECT(str_find(buf_str(&whole), STR("\"finish_reason\":\"content_filter\"")) > 0);
+    EXPECT(str_find(buf_str(&whole), STR("\"cached_tokens\":1")) > 0);
+}
+
+/* The last chunk that brings usage has no choices, as the vendor's has it. */
+TEST(usage_of_streamed_completions_has_a_chunk_of_its_own)
+{
+    OWN(buf) struct buf stream = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    write_told(&dialect_completions, TRACE_FINISH_STOP, &stream);
+    struct str rest = buf_str(&stream);
+    bool finished = false, counted = false;
+    while (next_event(&rest, &doc)) {
+        struct json root = json_root(&doc), choices = json_get(root, "choices");
+        bool usage = json_type(json_get(root, "usage")) == JSON_OBJECT;
+        EXPECT_INT(json_size(choices), usage ? 0 : 1);
+        finished |= json_is(json_get(json_at(choices, 0), "finish_reason"), "stop");
+        counted |= usage && finished;
+    }
+    EXPECT(counted);
+}
