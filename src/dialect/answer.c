@@ -9,11 +9,11 @@
 
 void answer_deinit(struct answer_builder *builder)
 {
-    struct buf *fields[] = {&builder->id,         &builder->model,   &builder->text,
-                            &builder->reasoning,  &builder->refusal, &builder->finish_text,
-                            &builder->prompt_ids, &builder->ids,     &builder->logprob_ids,
-                            &builder->logprobs,   &builder->opaque,  &builder->thought,
-                            &builder->versions,   &builder->block,   &builder->input};
+    struct buf *fields[] = {
+        &builder->id,          &builder->model,       &builder->text,       &builder->reasoning,
+        &builder->refusal,     &builder->finish_text, &builder->prompt_ids, &builder->ids,
+        &builder->logprob_ids, &builder->logprobs,    &builder->opaque,     &builder->thought,
+        &builder->versions,    &builder->block,       &builder->input,      &builder->stop_word};
     for (size_t i = 0; i < COUNT(fields); i++)
         buf_deinit(fields[i]);
     for (size_t i = 0; i < builder->call_count; i++) {
@@ -214,6 +214,7 @@ void answer_build(const struct answer_builder *builder, struct arena *arena,
         .message = {.role = TRACE_ASSISTANT, .reasoning = keep(&builder->reasoning, arena)},
         .finish = builder->finish,
         .finish_text = keep(&builder->finish_text, arena),
+        .stop_word = keep(&builder->stop_word, arena),
         .usage = builder->usage,
     };
     build_parts(builder, arena, &out->message);

@@ -34,7 +34,7 @@ struct answer_builder {
     struct buf ids;      /* int32_t each, as the engine listed them */
     struct buf logprobs; /* float each */
 
-    struct buf id, model, reasoning, refusal, finish_text;
+    struct buf id, model, reasoning, refusal, finish_text, stop_word;
     struct buf opaque;  /* items of an open JSON array: "[{...},{...}" */
     struct buf thought; /* of the thinking block being read */
     bool in_call;       /* protocols of blocks: the one being read is a call of the agent's tools */

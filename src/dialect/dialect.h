@@ -159,6 +159,7 @@ struct dialect_writer {
     const struct dialect *dialect;
     const struct trace_request *request; /* borrowed */
     struct str id, model;                /* borrowed */
+    struct str stop_word; /* borrowed: which one ended the answer, to be set before the finish */
     int64_t created_s;
     bool usage; /* the client asked for it */
     bool begun;

@@ -243,6 +243,15 @@ static int take_message(struct answer_builder *builder, struct json message, boo
     return 0;
 }
 
+/* vLLM's name for it, and SGLang's; a number is a token that ends every answer. */
+static void take_stop_word(struct answer_builder *builder, struct json choice,
+                           struct arena *scratch)
+{
+    static const char *const names[] = {"stop_reason", "matched_stop"};
+    for (size_t i = 0; i < COUNT(names); i++)
+        answer_set(&builder->stop_word, json_str(json_get(choice, names[i]), scratch));
+}
+
 static int take_choices(struct answer_builder *builder, struct json root, bool whole,
                         struct arena *scratch, struct err *err)
 {
@@ -256,8 +265,10 @@ static int take_choices(struct answer_builder *builder, struct json root, bool w
                          err) < 0)
             return -1;
         struct str finish = json_str(json_get(choice, "finish_reason"), scratch);
-        if (finish.size)
-            answer_finish(builder, finish_of(finish), finish);
+        if (!finish.size)
+            continue;
+        take_stop_word(builder, choice, scratch);
+        answer_finish(builder, finish_of(finish), finish);
     }
     return 0;
 }

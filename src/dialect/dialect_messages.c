@@ -146,6 +146,7 @@ static void take_stop(struct answer_builder *builder, struct json holder, struct
     struct str reason = json_str(json_get(holder, "stop_reason"), scratch);
     if (reason.size)
         answer_set(&builder->finish_text, reason);
+    answer_set(&builder->stop_word, json_str(json_get(holder, "stop_sequence"), scratch));
 }
 
 static void finish(struct answer_builder *builder)

@@ -6,11 +6,13 @@
 #include "base/mem.h"
 #include "dialect/messages.h"
 
-/* A refusal is text with a stop reason of its own here. */
-static const char *stop_reason(enum trace_finish finish, bool refused)
+/* A refusal is text with a stop reason of its own here, and so is an end by a stop word. */
+static const char *stop_reason(enum trace_finish finish, bool refused, struct str stop_word)
 {
     if (refused && finish != TRACE_FINISH_LENGTH && finish != TRACE_FINISH_TOOL_CALLS)
         return "refusal";
+    if (stop_word.size && finish == TRACE_FINISH_STOP)
+        return "stop_sequence";
     switch (finish) {
     case TRACE_FINISH_LENGTH:
         return "max_tokens";
@@ -93,6 +95,27 @@ static void write_content(const struct trace_message *message, struct json_write
     json_end_array(out);
 }
 
+/* Engines end answers with words of their own, too: those are no news to the agent. */
+static struct str asked_for(const struct trace_request *request, struct str stop_word)
+{
+    for (size_t i = 0; i < request->sampling.stop_count; i++)
+        if (str_equal(request->sampling.stop[i], stop_word))
+            return stop_word;
+    return STR_NONE;
+}
+
+static void write_stop(const struct trace_request *request, enum trace_finish finish, bool refused,
+                       struct str stop_word, struct json_writer *out)
+{
+    stop_word = asked_for(request, stop_word);
+    const char *reason = stop_reason(finish, refused, stop_word);
+    json_set_text(out, "stop_reason", reason);
+    if (strcmp(reason, "stop_sequence") == 0)
+        json_set_str(out, "stop_sequence", stop_word);
+    else
+        json_set_null(out, "stop_sequence");
+}
+
 void messages_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                            struct buf *out)
 {
@@ -107,8 +130,7 @@ void messages_write_answer(const struct trace_request *request, const struct tra
     bool refused = false;
     for (size_t i = 0; i < answer->message.part_count; i++)
         refused |= answer->message.parts[i].kind == TRACE_PART_REFUSAL;
-    json_set_text(&json, "stop_reason", stop_reason(answer->finish, refused));
-    json_set_null(&json, "stop_sequence");
+    write_stop(request, answer->finish, refused, answer->stop_word, &json);
     json_key(&json, "usage");
     write_usage(&answer->usage, &json);
     json_end_object(&json);
@@ -239,8 +261,7 @@ void messages_write_finish(struct dialect_writer *writer, enum trace_finish fini
     struct json_writer json = begin_event("message_delta", out);
     json_key(&json, "delta");
     json_begin_object(&json);
-    json_set_text(&json, "stop_reason", stop_reason(finish, writer->refused));
-    json_set_null(&json, "stop_sequence");
+    write_stop(writer->request, finish, writer->refused, writer->stop_word, &json);
     json_end_object(&json);
     json_key(&json, "usage");
     write_usage(usage, &json);

@@ -233,6 +233,7 @@ void dialect_writer_answer(struct dialect_writer *writer, const struct trace_ans
                            size_t piece, struct buf *out)
 {
     const struct trace_message *message = &answer->message;
+    writer->stop_word = answer->stop_word;
     write_pieces(writer, TRACE_DELTA_REASONING, 0, message->reasoning, piece, out);
     for (size_t i = 0; i < message->part_count; i++)
         write_pieces(writer,

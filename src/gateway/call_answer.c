@@ -103,6 +103,7 @@ void call_convert(struct call *call)
     if (!call->answer.created_s)
         call->answer.created_s = (int64_t)(clock_wall_ms() / 1000);
     if (call->writing) {
+        call->writer.stop_word = call->answer.stop_word;
         dialect_writer_finish(&call->writer, call->answer.finish, &call->answer.usage, &call->held);
         return;
     }

@@ -140,6 +140,7 @@ struct trace_answer {
     struct trace_message message; /* role is assistant; a refusal is a TRACE_PART_REFUSAL */
     enum trace_finish finish;
     struct str finish_text; /* the engine's own word */
+    struct str stop_word;   /* the text that ended it, and is no part of it; STR_NONE: not said */
     struct trace_usage usage;
     const int32_t *prompt_ids;
     size_t prompt_id_count;

@@ -212,6 +212,7 @@ void trace_answer_write(const struct trace_answer *answer, struct json_writer *o
     json_set_text(out, "finish_reason", trace_finish_name(answer->finish));
     if (answer->finish == TRACE_FINISH_OTHER)
         set_optional(out, "finish_text", answer->finish_text);
+    set_optional(out, "stop_word", answer->stop_word);
     json_key(out, "usage");
     trace_usage_write(&answer->usage, out);
     if (answer->prompt_ids) {

@@ -12,7 +12,9 @@ static const struct trace_tool tools[] = {
     {.name = {"s__look", 7}, .parameters = {"{}", 2}, .space = {"s", 1}},
     {.name = {"patch", 5}, .parameters = {"{}", 2}, .custom = true},
 };
+static const struct str stops[] = {{"x", 1}, {"END", 3}};
 static const struct trace_request asked = {.model = {"m", 1},
+                                           .sampling = {.stop = stops, .stop_count = 2},
                                            .tools = tools,
                                            .tool_count = COUNT(tools),
                                            .stream = true,
@@ -407,4 +409,62 @@ TEST(usage_of_streamed_completions_has_a_chunk_of_its_own)
         counted |= usage && finished;
     }
     EXPECT(counted);
+}
+
+/* ---------------------------------------------------------------- stop words */
+
+/* Which stop word ended an answer is told by engines in members of their own, and to agents in the
+ * one protocol that has a place for it. */
+TEST(the_stop_word_that_ended_an_answer_is_told)
+{
+    static const struct {
+        const struct dialect *dialect;
+        const char *body, *word;
+    } rows[] = {
+        {&dialect_chat,
+         "{\"id\":\"c\",\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"stop\","
+         "\"stop_reason\":\"END\"}]}",
+         "\"stop_reason\":\"stop_sequence\",\"stop_sequence\":\"END\""},
+        {&dialect_chat,
+         "{\"id\":\"c\",\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"stop\","
+         "\"matched_stop\":\"END\"}]}",
+         "\"stop_reason\":\"stop_sequence\",\"stop_sequence\":\"END\""},
+        {&dialect_chat,
+         "{\"id\":\"c\",\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"stop\","
+         "\"stop_reason\":\"<|im_end|>\"}]}",
+         "\"stop_reason\":\"end_turn\",\"stop_sequence\":null"},
+        {&dialect_chat,
+         "{\"id\":\"c\",\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"stop\","
+         "\"stop_reason\":151645}]}",
+         "\"stop_reason\":\"end_turn\",\"stop_sequence\":null"},
+        {&dialect_chat,
+         "{\"id\":\"c\",\"choices\":[{\"message\":{\"content\":\"x\"},\"finish_reason\":\"length\","
+         "\"stop_reason\":\"END\"}]}",
+         "\"stop_reason\":\"max_tokens\",\"stop_sequence\":null"},
+        {&dialect_messages,
+         "{\"id\":\"c\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}],\"stop_reason\":"
+         "\"stop_sequence\",\"stop_sequence\":\"END\"}",
+         "\"stop_reason\":\"stop_sequence\",\"stop_sequence\":\"END\""},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf whole = {0};
+        OWN(buf) struct buf stream = {0};
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        struct trace_answer got;
+        struct err err = {0};
+        OWN(dialect_reader)
+        struct dialect_reader *reader =
+            dialect_reader_new(rows[i].dialect, &(struct dialect_reader_options){0});
+        EXPECT_INT(dialect_reader_feed(reader, str_of(rows[i].body), &err), 0);
+        EXPECT_INT(dialect_reader_end(reader, &arena, &got, &err), 0);
+        dialect_write_answer(&dialect_messages, &asked, &got, &whole);
+        dialect_writer_init(&writer, &dialect_messages, &asked, got.id, got.model, 1);
+        dialect_writer_answer(&writer, &got, 0, &stream);
+        dialect_writer_finish(&writer, got.finish, &got.usage, &stream);
+        if (str_find(buf_str(&whole), str_of(rows[i].word)) < 0 ||
+            str_find(buf_str(&stream), str_of(rows[i].word)) < 0)
+            test_fail(__FILE__, __LINE__, "%s is not in\n%s\n%s", rows[i].word, buf_text(&whole),
+                      buf_text(&stream));
+    }
 }
