@@ -12,7 +12,8 @@
  * - Reading ahead of a pending answer stops at READ_AHEAD_MAX; reading at all is how a peer that
  * went away is noticed.
  * - Of many requests that came together a few are taken; the others wait until everybody else on
- * the loop had a turn, and nothing more is read before.
+ * the loop had a turn, and nothing more is read before. So do large bodies: a server hands over one
+ * in a tick.
  * - A closed connection keeps its memory until the tick is over, and as long as a handler who could
  *   not be told still holds the exchange. */
 #include "server.h"
@@ -35,6 +36,7 @@ enum {
     BREAK_MS = 200,
     STRETCHES_MAX = 256, /* of a rope, in one system call */
     HEADS_MAX = 4,       /* taken at a time */
+    LARGE_BYTES_MIN = 256 << 10,
 };
 
 /* --- the end --- */
@@ -430,8 +432,8 @@ static void collect(struct http_exchange *exchange, struct str data)
         all->start = all->data = mem_alloc(all->capacity ? all->capacity : 1);
     }
     buf_append(all, data.data, data.size);
-    if (exchange->body.done)
-        report_body(exchange, buf_str(all));
+    if (exchange->body.done && all->size < LARGE_BYTES_MIN)
+        report_body(exchange, buf_str(all)); /* else: when it is its turn */
 }
 
 static long take_body(struct http_conn *conn, char *data, size_t size)
@@ -502,6 +504,18 @@ static long take_end(struct http_conn *conn, size_t size)
     return 0;
 }
 
+/* What is made of a large body takes time: one in a tick. */
+static bool has_turn(const struct http_conn *conn)
+{
+    uint64_t tick = loop_tick(conn->loop);
+    if (conn->exchange->collected.size < LARGE_BYTES_MIN)
+        return true;
+    if (conn->server->large_tick == tick)
+        return false;
+    conn->server->large_tick = tick;
+    return true;
+}
+
 static long take_exchange(struct http_conn *conn, char *data, size_t size)
 {
     struct http_exchange *exchange = conn->exchange;
@@ -513,7 +527,10 @@ static long take_exchange(struct http_conn *conn, char *data, size_t size)
         return take_end(conn, size);
     if (exchange->body.done && !exchange->reported && !exchange->paused &&
         exchange->mode != BODY_UNREAD) {
-        report_body(exchange, STR_NONE);
+        conn->more = !has_turn(conn);
+        if (conn->more)
+            return -1;
+        report_body(exchange, buf_str(&exchange->collected));
         return 0;
     }
     return -1;

@@ -16,7 +16,8 @@ struct http_server {
     struct list listeners;
     struct list connections;
     size_t connection_count;
-    size_t collecting; /* bytes of bodies being collected, promised or there */
+    size_t collecting;   /* bytes of bodies being collected, promised or there */
+    uint64_t large_tick; /* in which a large body was handed over the last time */
     struct loop_timer grace;
     void (*on_closed)(void *context);
     void *closed_context;
@@ -40,7 +41,7 @@ struct http_conn {
     bool shut;         /* lingering, and our side is shut */
     bool breaking;     /* lingering, and a reset is the end of it */
     bool lost;         /* the peer reset the connection */
-    bool more;         /* a head is here that waits for its turn */
+    bool more;         /* a head or a large body is here that waits for its turn */
     uint8_t heads;     /* taken by this pump */
     struct http_exchange *exchange;
     uint64_t write_due; /* when a reader without progress is too slow; 0: nothing is queued */

@@ -31,7 +31,7 @@ struct loop {
     atomic_bool asleep; /* in epoll_wait, or about to be: whoever posts has to wake it */
     bool is_virtual;
     bool in_tick;
-    uint64_t now_ms;
+    uint64_t now_ms, tick;
 
     struct loop_slot *slots;
     uint32_t slot_count, slot_capacity, slot_free;

@@ -206,6 +206,11 @@ uint64_t loop_now_ms(const struct loop *loop)
     return loop->now_ms;
 }
 
+uint64_t loop_tick(const struct loop *loop)
+{
+    return loop->tick;
+}
+
 char *loop_scratch(struct loop *loop)
 {
     if (!loop->scratch)
@@ -277,6 +282,7 @@ static int wait_virtual(struct loop *loop, struct epoll_event *events, int wait)
 void loop_once(struct loop *loop, int wait_ms_max)
 {
     struct epoll_event events[EVENTS_PER_TICK];
+    loop->tick++;
     if (!loop->is_virtual)
         loop->now_ms = clock_mono_ms();
     int wait = wait_ms(loop, wait_ms_max);

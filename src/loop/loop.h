@@ -28,6 +28,7 @@ void loop_run(struct loop *loop);                   /* until loop_stop() */
 void loop_once(struct loop *loop, int wait_ms_max); /* one tick */
 void loop_stop(struct loop *loop);                  /* any thread */
 uint64_t loop_now_ms(const struct loop *loop);      /* monotonic, as of this tick's start */
+uint64_t loop_tick(const struct loop *loop);        /* how many there were, with this one */
 
 /* --- descriptors: level-triggered. A hangup or error is reported as LOOP_HANGUP together with what
  * was asked for, so that a reader learns of it by reading to the end. --- */

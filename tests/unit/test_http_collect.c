@@ -36,3 +36,36 @@ TEST(bodies_that_are_collected_at_once_have_a_maximum_together)
     close(first);
     close_world();
 }
+
+/* Whoever has many connections keeps others waiting for one body, not for all of them. */
+TEST(large_bodies_are_handed_over_one_in_a_tick)
+{
+    enum { PEERS = 4, SIZE = 300000 };
+    open_world((struct http_server_options){0});
+    OWN(buf) struct buf request = {0}, in = {0};
+    int peers[PEERS];
+    buf_format(&request, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", SIZE,
+               SIZE, "");
+    for (int i = 0; i < PEERS; i++) {
+        peers[i] = tcp_peer();
+        say(peers[i], str_upto(buf_str(&request), request.size - 1));
+    }
+    for (int i = 0; i < 100; i++)
+        loop_once(loop, 1);
+    EXPECT_INT(bodies, 0);
+    for (int i = 0; i < PEERS; i++)
+        say(peers[i], STR("x"));
+    for (int before = 0; bodies < PEERS; before = bodies) {
+        loop_once(loop, 10);
+        EXPECT(bodies <= before + 1);
+    }
+    EXPECT_INT(errors, 0);
+    for (int i = 0; i < PEERS; i++) {
+        buf_clear(&in);
+        while (in.size < SIZE && hear(peers[i], &in) >= 0)
+            loop_once(loop, 1);
+        EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 200 ")));
+        close(peers[i]);
+    }
+    close_world();
+}
