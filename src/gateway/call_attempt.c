@@ -170,6 +170,7 @@ static void on_done(void *context, const struct err *err, bool script_error)
         call_attempt_failed(call, &trouble);
         return;
     }
+    dialect_reader_free(TAKE(call->reader)); /* the answer is in the arena */
     call_copy_tokens(call, upstream_tokens(call->upstream));
     if (call->generate)
         generate_finish(call);
