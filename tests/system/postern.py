@@ -46,8 +46,12 @@ def must(reason):
     pytest.skip(reason)
 
 
-def until(condition, seconds=20, what="a condition"):
+PATIENCE = 60  # seconds at least: a machine may be busy, and waiting costs nothing when all is well
+
+
+def until(condition, seconds=PATIENCE, what="a condition"):
     """Waits until condition() is true and returns its value."""
+    seconds = max(seconds, PATIENCE)
     end = time.monotonic() + seconds
     while True:
         value = condition()
@@ -86,8 +90,8 @@ class Done:
 def command(argv, stdin=None, seconds=60, **options):
     """Runs a command of any kind to its end. A hang is a failure of the test, and the command is killed."""
     given = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
-    process = subprocess.run(
-        [str(a) for a in argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=seconds, **given, **options)
+    process = subprocess.run([str(a) for a in argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             timeout=max(seconds, PATIENCE), **given, **options)
     code = process.returncode
     return Done(argv, code if code >= 0 else 128 - code, process.stdout, process.stderr)
 
@@ -229,7 +233,7 @@ class Terminal:
     def type(self, data):
         os.write(self.master, data)
 
-    def read_until(self, word, seconds=20):
+    def read_until(self, word, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while word not in self.output:
             left = end - time.monotonic()
@@ -247,7 +251,7 @@ class Terminal:
         self.output += data
         return bool(data)
 
-    def wait(self, seconds=30):
+    def wait(self, seconds=PATIENCE):
         """Reads to the end and returns the exit code."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -361,7 +365,7 @@ class Census:
                 foreign.add(match[0])
         return {path for path, name in left.items() if name not in foreign}
 
-    def settled(self, mark, seconds=30):
+    def settled(self, mark, seconds=PATIENCE):
         until(lambda: not processes(mark), seconds, f"processes to go: {mark}")
         try:
             until(lambda: not self.left_cgroups(), seconds, "cgroups to go")

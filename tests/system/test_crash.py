@@ -49,7 +49,7 @@ def test_kill_9_of_the_server_with_50_rollouts(postern, tmp):
     census = Census(postern.home)
     process = start_many(postern, tmp, mark, 50)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert len(lib.marked(mark, "sleep")) == 50, "the keeper still holds every one of them"
     done, results = next_start(postern, tmp)
     assert done.code == 0 and len(results) == 1 and results[0]["fate"] == "ok", done
@@ -87,17 +87,19 @@ def test_kill_9_of_one_does_not_hurt_another_on_the_same_home(postern, tmp):
     (tmp / "second").mkdir()
     gate = script(tmp / "second" / "m.toml", bash(f"sleep {other}"), "Done.")
     second = postern.start("run", "--json", "--agent", "mini", "--task",
-                           task(tmp / "second" / "t.json", verify=["true"], timeout="8s"), "--model", gate, "-n", "3",
-                           "--parallel", "3")
+                           task(tmp / "second" / "t.json", verify=["true"]), "--model", gate, "-n", "3", "--parallel", "3")
     until(lambda: len(lib.marked(other, "sleep")) == 3, 60, "the second run's agents at work")
     first.kill()
-    first.communicate(timeout=20)
+    first.communicate(timeout=60)
     done, results = next_start(postern, tmp)
     assert done.code == 0 and results[0]["fate"] == "ok", done
     until(lambda: not lib.processes(mark), 20, "what the first left to go")
-    assert len(lib.marked(other, "sleep")) == 3, "the second run's agents are still there"
-    out, error = second.communicate(timeout=60)
-    assert {r["fate"] for r in lib.json_lines(out)} == {"timed_out"}, (out, error)
+    sleeping = lib.marked(other, "sleep")
+    assert len(sleeping) == 3, "the second run's agents are still there"
+    for pid in sleeping:
+        os.kill(pid, signal.SIGTERM)
+    out, error = second.communicate(timeout=120)
+    assert [r["fate"] for r in lib.json_lines(out)] == ["ok"] * 3, (out, error)
     census.settled(mark)
     census.settled(other)
 
@@ -110,7 +112,7 @@ def test_kill_9_of_both(postern, tmp):
     process.kill()
     if keeper:
         os.kill(keeper, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     done, results = next_start(postern, tmp)
     assert done.code == 0 and results[0]["fate"] == "ok", done
     census.settled(mark)
@@ -125,7 +127,7 @@ def test_kill_9_at_random_moments_leaves_nothing(postern):
         process = postern.start("exec", *postern.flags, "--", "sh", "-c", f"sleep 0.05; exec -a {mark} true")
         time.sleep(dice.random() * 0.15)
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert postern.exec("true").code == 0
     census.settled(mark)
 

@@ -367,7 +367,7 @@ def test_8_shared_memory_of_the_host_is_out_of_reach(postern):
         says(postern.probe("shm", key), REFUSED)
         says(bare("shm", key), ESCAPED)
     finally:
-        holder.communicate(timeout=10)
+        holder.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("hold, find", [("abstract-listen", "abstract"), ("shm-make", "shm")])
@@ -381,7 +381,7 @@ def test_8_two_sandboxes_do_not_share(postern, hold, find):
         assert holder.stdout.readline() == b"ready\n"
         says(postern.probe(find, name), REFUSED)
     finally:
-        holder.communicate(timeout=20)
+        holder.communicate(timeout=60)
 
 
 # ---------------------------------------------------------------- 9: other processes
@@ -419,7 +419,7 @@ def test_9_kill_minus_one_hits_nobody_outside(postern):
         shutil.copy(lib.PROBE, shared / "probe")
         os.chmod(shared, 0o755)
         says(lib.command([*become, shared / "probe", "kill-all"]), ESCAPED)
-        assert victim.wait(timeout=20) == -signal.SIGTERM
+        assert victim.wait(timeout=60) == -signal.SIGTERM
         shutil.rmtree(shared)
     finally:
         victim.kill()
@@ -436,7 +436,7 @@ def test_9_processes_of_the_host_and_of_neighbours_are_invisible(postern, victim
         assert int(done.lines()[-1].split()[-1]) < 12, done
     finally:
         neighbour.terminate()
-        neighbour.communicate(timeout=20)
+        neighbour.communicate(timeout=60)
 
 
 # ---------------------------------------------------------------- 10: process 1
@@ -565,7 +565,7 @@ def test_15_root_inside_is_nobody_outside(postern):
         assert lib.status_of(pid, "Uid") != 0
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 # ---------------------------------------------------------------- 20: the way out

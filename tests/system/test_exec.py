@@ -216,7 +216,7 @@ def test_a_signal_to_postern_ends_the_sandbox(postern, number, code):
     process = postern.start("exec", *postern.flags, "--", "sleep", mark)
     until(lambda: lib.marked(mark, "sleep"), what="the command to run")
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == code
     until(lambda: not lib.processes(mark), what="the command to go")
 
@@ -226,7 +226,7 @@ def test_kill_9_of_postern_leaves_no_process(postern):
     process = postern.start("exec", *postern.flags, "--", "sleep", mark)
     until(lambda: lib.marked(mark, "sleep"), what="the command to run")
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     until(lambda: not lib.processes(mark), what="the command to go")
 
 

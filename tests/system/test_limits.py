@@ -30,7 +30,7 @@ class Neighbour:
         assert self.process.stdout.readline() == f"{self.steps}\n".encode()
 
     def close(self):
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=60)
         assert self.process.returncode == 0
 
 
@@ -133,7 +133,7 @@ def test_a_slow_reader_stops_the_writer_and_not_the_neighbour(postern, neighbour
         time.sleep(0.05)
     assert max(sizes) < 64 * 1024, sizes
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
 
 def test_many_neighbours_are_not_disturbed_by_a_busy_one(postern, neighbour):
@@ -144,7 +144,7 @@ def test_many_neighbours_are_not_disturbed_by_a_busy_one(postern, neighbour):
             neighbour.ask()
     finally:
         busy.terminate()
-        busy.communicate(timeout=30)
+        busy.communicate(timeout=60)
 
 
 def test_cpu_can_be_limited(postern):

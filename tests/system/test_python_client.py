@@ -485,10 +485,10 @@ def test_a_lease_is_extended_while_the_policy_thinks(client):
 
     def policy(call):
         if call["turn"] == 1:
-            time.sleep(2.2)  # more than two leases
+            time.sleep(4.4)  # more than two leases
         return solve(call)
 
-    with pc.GateWorker(client, policy, lease_ms=1000) as worker:
+    with pc.GateWorker(client, policy, lease_ms=2000) as worker:
         solved(client.wait(submit(client), 60))
     assert worker.answered == 2 and worker.lost == 0 and client.gate()["redelivered"] == before
 

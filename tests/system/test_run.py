@@ -103,7 +103,7 @@ def test_a_setup_that_fails_has_no_reward(postern, tmp):
 
 
 def test_an_agent_that_takes_too_long_is_timed_out_and_still_scored(postern, tmp):
-    task_ = task(tmp / "t.json", timeout="3s", verify=["test -f /app/early"])
+    task_ = task(tmp / "t.json", timeout="6s", verify=["test -f /app/early"])
     _, results = run(postern, task_, script(tmp / "m.toml", bash("touch /app/early; sleep 600"), "Done."))
     assert results[0]["fate"] == "timed_out" and reward_of(results[0]) == 1, results
 

@@ -140,12 +140,12 @@ def test_a_second_server_on_the_same_home_works_or_says_why(postern, server):
     try:
         line = second.stdout.readline()
         if not line:
-            _, error = second.communicate(timeout=20)
+            _, error = second.communicate(timeout=60)
             assert second.returncode > 1 and len(error.splitlines()) == 1, error
     finally:
         if second.poll() is None:
             second.terminate()
-            second.communicate(timeout=30)
+            second.communicate(timeout=60)
     assert server.ask("/health", token=False)[0] == 200
 
 
@@ -156,7 +156,7 @@ def test_a_start_clears_what_a_killed_run_left(postern, tmp):
                         script(tmp / "m.toml", bash(f"sleep {mark}"), "Done."), "-n", "5", "--parallel", "5")
     until(lambda: len(lib.marked(mark, "sleep")) == 5, 60, "five agents at work")
     run.kill()
-    run.communicate(timeout=20)
+    run.communicate(timeout=60)
     server = Server(postern)
     try:
         until(lambda: not lib.processes(mark), 30, "the left-overs to go")
@@ -190,5 +190,5 @@ def test_health_does_not_depend_on_stdin(postern):
     process = postern.start("serve", "--port", "0", stdin=subprocess.DEVNULL)
     assert b"http://" in process.stdout.readline()
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
