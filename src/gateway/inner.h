@@ -717,6 +717,9 @@ void lineage_deinit(struct lineage *lineage);
 /* The remembered call whose body has the most in common with this one from the front; NULL: none
  * has a single byte. */
 const struct ancestor *lineage_parent(struct call *call, size_t *shared);
+/* Its parent's tape, which another call that is under way took along, and how many bytes this call
+ * shares with that one. NULL: nobody has it. */
+const struct json_doc *lineage_tape(struct call *call, size_t *shared);
 /* Hashes what of call->request was read, while it is at hand: once, however often it is compared.
  */
 void lineage_hash(struct call *call);

@@ -149,6 +149,19 @@ const struct ancestor *lineage_parent(struct call *call, size_t *shared)
     return call->parent < 0 ? NULL : &call->session->lineage.ancestors[call->parent];
 }
 
+const struct json_doc *lineage_tape(struct call *call, size_t *shared)
+{
+    LIST_EACH (node, &call->session->calls) {
+        const struct call *other = LIST_OF(node, struct call, node);
+        if (other == call || other->parent != call->parent || !other->tape_moved ||
+            !other->doc.count)
+            continue;
+        *shared = shared_bytes(buf_str(&other->body->bytes), buf_str(&call->body->bytes));
+        return &other->doc;
+    }
+    return NULL;
+}
+
 const struct json_item *lineage_plain(const struct call *call)
 {
     /* What is blank was taken from a parent, which shares these bytes with the newest, too. */

@@ -187,7 +187,7 @@ static void take_memory(struct call *call)
 }
 
 /* A call that goes on from its parent takes the tape along: it will take the parent's place. One
- * that only begins the same way gets a copy. */
+ * that only begins the same way, or comes while another one has the tape, gets a copy. */
 static int read_tape(struct call *call, size_t shared, struct err *err)
 {
     struct json_limits limits = {.depth_max = DEPTH_MAX, .nodes_max = NODES_MAX};
@@ -201,6 +201,8 @@ static int read_tape(struct call *call, size_t shared, struct err *err)
         parent->doc = (struct json_doc){0};
         before = &call->doc;
     } else {
+        if (parent && !before)
+            before = lineage_tape(call, &shared);
         take_memory(call);
     }
     return json_read_on(&call->doc, body, before, shared, &limits, err);

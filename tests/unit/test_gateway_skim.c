@@ -6,6 +6,7 @@
 #include "test_gateway.h"
 
 #define STEPS 120
+#define BURST_MAX 4
 #define ELEMENTS_MAX 64
 
 static uint64_t seed;
@@ -376,6 +377,25 @@ static void answer_any(struct world *world, struct http_exchange *exchange)
                               "text\",\"text\":\"fine\"}]}]}"));
 }
 
+/* Lines come in the order in which calls ended: which call it was, the journal's request says. */
+static struct expected *expected_of(struct world *world, struct str id, struct expected *all,
+                                    size_t count)
+{
+    OWN(buf) struct buf request = {0};
+    OWN(mem) char *text = str_dup(id);
+    struct err err = {0};
+    if (store_read_request(world->store, text, &request, &err) < 0)
+        test_fail(__FILE__, __LINE__, "%s: %s", text, err.text);
+    for (size_t i = 0; i < count; i++) {
+        if (all[i].id[0] || !str_equal(buf_str(&request), buf_str(&all[i].body)))
+            continue;
+        snprintf(all[i].id, sizeof all[i].id, "%s", text);
+        return &all[i];
+    }
+    test_fail(__FILE__, __LINE__, "nobody asked for %.*s", STR_ARGS(buf_str(&request)));
+    return NULL;
+}
+
 static void check_lines(struct world *world, struct expected *all, size_t count)
 {
     OWN(buf) struct buf text = {0};
@@ -384,21 +404,57 @@ static void check_lines(struct world *world, struct expected *all, size_t count)
     for (size_t i = 0; i < count; i++) {
         OWN(json_doc) struct json_doc doc = {0};
         OWN(arena) struct arena arena = {0};
-        OWN(buf) struct buf messages = {0}, tools = {0}, request = {0};
+        OWN(buf) struct buf messages = {0}, tools = {0};
         struct str line = str_cut(&rest, '\n');
         EXPECT_INT(json_read(&doc, line, NULL, NULL), 0);
         struct str id = json_str(json_get(json_root(&doc), "call_id"), &arena);
-        snprintf(all[i].id, sizeof all[i].id, "%.*s", STR_ARGS(id));
-        add_up(json_root(&doc), all, i, &messages);
-        EXPECT_STR(buf_str(&messages), buf_str(&all[i].messages));
-        tools_of(json_root(&doc), all, i, &tools);
-        EXPECT_STR(buf_str(&tools), buf_str(&all[i].tools));
-        struct err err = {0};
-        (void)store_read_request(world->store, all[i].id, &request, &err);
-        EXPECT_TEXT(err.text, "");
-        EXPECT_STR(buf_str(&request), buf_str(&all[i].body));
+        const struct expected *expected = expected_of(world, id, all, count);
+        if (!expected)
+            return;
+        add_up(json_root(&doc), all, count, &messages);
+        EXPECT_STR(buf_str(&messages), buf_str(&expected->messages));
+        tools_of(json_root(&doc), all, count, &tools);
+        EXPECT_STR(buf_str(&tools), buf_str(&expected->tools));
     }
     EXPECT_INT(rest.size, 0);
+}
+
+struct asked {
+    struct expected expected;
+    struct reply reply;
+    bool good;
+};
+
+/* Several at once: one goes on from what the others go on from, too. */
+static void ask_at_once(struct world *world, struct talk *talk, const char *path,
+                        struct asked *asked, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct expected *expected = &asked[i].expected;
+        if (i && talk->count < ELEMENTS_MAX)
+            talk->elements[talk->count++] = element(talk->dialect);
+        put_body(talk, &expected->body);
+        if (dice(8) == 0)
+            spoil(&expected->body);
+        asked[i].good = read_whole(talk->dialect, expected);
+        agent_ask_at(world, &asked[i].reply, path, buf_str(&expected->body));
+        if (talk->count > 2 && dice(2))
+            drop(talk, talk->count - 1);
+    }
+    for (size_t i = 0; i < count; i++) {
+        reply_wait(&asked[i].reply);
+        if (asked[i].reply.status != (asked[i].good ? 200 : 400))
+            test_fail(__FILE__, __LINE__, "status %d for %.*s", asked[i].reply.status,
+                      STR_ARGS(buf_str(&asked[i].expected.body)));
+        buf_deinit(&asked[i].reply.body);
+    }
+}
+
+static void expected_deinit(struct expected *expected)
+{
+    buf_deinit(&expected->body);
+    buf_deinit(&expected->messages);
+    buf_deinit(&expected->tools);
 }
 
 static void converse(uint64_t start, const char *mode)
@@ -415,39 +471,29 @@ static void converse(uint64_t start, const char *mode)
     world_model(&world);
     world_open(&world, (struct gateway_session_options){.mode = mode, .limits.calls_max = 100000});
     struct talk talks[COUNT(spoken)] = {0};
-    struct expected *all = mem_zero(STEPS * sizeof *all);
+    struct expected *all = mem_zero(STEPS * BURST_MAX * sizeof *all);
     size_t taken = 0, refused = 0;
     seed = start;
     for (int i = 0; i < STEPS; i++) {
         size_t at = dice(10) ? (size_t)start % COUNT(spoken) : dice(COUNT(spoken));
         struct talk *talk = &talks[at];
+        struct asked asked[BURST_MAX] = {0};
+        size_t count = dice(6) ? 1 : 2 + dice(BURST_MAX - 1);
         talk->dialect = spoken[at].dialect;
         change(talk);
-        struct expected *expected = &all[taken];
-        buf_clear(&expected->body);
-        buf_clear(&expected->messages);
-        buf_clear(&expected->tools);
-        put_body(talk, &expected->body);
-        if (dice(8) == 0)
-            spoil(&expected->body);
-        bool good = read_whole(talk->dialect, expected);
-        struct reply reply;
-        agent_ask_at(&world, &reply, spoken[at].path, buf_str(&expected->body));
-        reply_wait(&reply);
-        buf_deinit(&reply.body);
-        if (reply.status != (good ? 200 : 400))
-            test_fail(__FILE__, __LINE__, "status %d for %.*s", reply.status,
-                      STR_ARGS(buf_str(&expected->body)));
-        taken += good;
-        refused += !good;
+        ask_at_once(&world, talk, spoken[at].path, asked, count);
+        for (size_t k = 0; k < count; k++) {
+            if (asked[k].good)
+                all[taken++] = asked[k].expected;
+            else
+                expected_deinit(&asked[k].expected);
+            refused += !asked[k].good;
+        }
     }
     check_lines(&world, all, taken);
     EXPECT(taken > STEPS / 2 && refused > 3);
-    for (size_t i = 0; i < STEPS; i++) {
-        buf_deinit(&all[i].body);
-        buf_deinit(&all[i].messages);
-        buf_deinit(&all[i].tools);
-    }
+    for (size_t i = 0; i < taken; i++)
+        expected_deinit(&all[i]);
     for (size_t i = 0; i < COUNT(talks); i++)
         drop(&talks[i], 0);
     free(all);
