@@ -368,8 +368,8 @@ def test_starts_per_second(postern, tmp):
         for rollout in ids:
             service.over(rollout)
         started = sorted(row["started_ms"] for row in service.get("/v1/rollouts")["rollouts"])
-        # Two at once, then one every half second.
-        assert started[4] - started[1] >= 1400, started
+        # Two at once, then one every half second: however late they are, five are never within less.
+        assert started[4] - started[0] >= 1490, started
     finally:
         assert service.stop()[0] == 0
 

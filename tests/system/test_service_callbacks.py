@@ -3,6 +3,7 @@ lets them go."""
 
 import hashlib
 import hmac
+import http.client
 import http.server
 import json
 import os
@@ -21,10 +22,20 @@ class Receiver:
     """Answers each post with the next of `statuses`, then 200. `got` has (headers, body)."""
 
     def __init__(self, *statuses):
-        self.statuses, self.got, self.lock = list(statuses), [], threading.Lock()
+        self.statuses, self.got, self.lock, self.open = list(statuses), [], threading.Lock(), 0
         receiver = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            def setup(self):
+                super().setup()
+                with receiver.lock:
+                    receiver.open += 1
+
+            def finish(self):
+                super().finish()
+                with receiver.lock:
+                    receiver.open -= 1
+
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
                 with receiver.lock:
@@ -42,6 +53,14 @@ class Receiver:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def drain(self):
+        """What a server sent before it ended has arrived. Connections are taken in the order they were made."""
+        own = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=60)
+        own.request("POST", "/drain", b"")
+        own.getresponse().read()
+        own.close()
+        until(lambda: not self.open, what="what is still on its way")
 
     def close(self):
         self.server.shutdown()
@@ -101,6 +120,7 @@ def test_what_was_not_delivered_is_after_a_restart(postern, model):
     until(lambda: len(receiver.got) >= 2, 60, "two tries")
     assert state(service, rollout) == "pending"
     service.kill()
+    receiver.drain()
     receiver.statuses.clear()
     before = len(receiver.got)
     again = start(postern)
@@ -143,6 +163,7 @@ def test_a_result_that_takes_long_to_read_holds_up_nobody(postern, model):
     text = path.read_bytes()
     path.unlink()
     os.mkfifo(path)  # a disk that does not answer
+    receiver.drain()
     receiver.statuses.clear()
     before = len(receiver.got)
     again = start(postern)
