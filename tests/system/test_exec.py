@@ -193,7 +193,7 @@ def test_processes_left_behind_are_gone_when_the_command_ends(postern):
 def test_daemons_are_gone_after_a_timeout(postern):
     """Double fork, new session, stopped, SIGTERM ignored, subreaper: all gone when 124 is reported."""
     mark = f"daemon-{os.getpid()}-{time.monotonic_ns()}"
-    done = postern.probe("daemonise", mark, "600", flags=["--timeout", "2s"])
+    done = postern.probe("daemonise", mark, "600", flags=["--timeout", "5s"])
     assert done.code == EXIT_TIMEOUT, done
     assert b"ready" in done.out, done
     assert lib.processes(mark) == []
@@ -202,8 +202,8 @@ def test_daemons_are_gone_after_a_timeout(postern):
 def test_daemons_would_stay_without_the_sandbox():
     """The counter-proof of the two above: `timeout` alone leaves them running."""
     mark = f"daemon-{os.getpid()}-{time.monotonic_ns()}"
-    subprocess.run(["timeout", "-k", "1", "1", lib.PROBE, "daemonise", mark, "600"], stdin=subprocess.DEVNULL,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30)
+    subprocess.run(["timeout", "-k", "1", "3", lib.PROBE, "daemonise", mark, "600"], stdin=subprocess.DEVNULL,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
     left = lib.processes(mark)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
