@@ -267,9 +267,10 @@ static inline void reply_on_head(void *context, const struct http_answer_head *h
 static inline void reply_on_data(void *context, struct str data)
 {
     struct reply *reply = context;
+    struct str mark = STR("\"finish_reason\":\"");
+    size_t from = reply->body.size < mark.size ? 0 : reply->body.size - mark.size;
     buf_str_append(&reply->body, data);
-    if (str_find(buf_str(&reply->body), STR("\"finish_reason\":\"")) >= 0 &&
-        !reply->done_when_finished)
+    if (str_find(str_from(buf_str(&reply->body), from), mark) >= 0 && !reply->done_when_finished)
         reply->done_when_finished = reply->world->done;
 }
 

@@ -155,7 +155,7 @@ TEST(a_filter_is_in_force_for_the_users_it_was_given_for)
 }
 
 /* ---------------------------------------------------------------- streams */
-TEST_WITHIN(two_gigabytes_of_output_with_a_pausing_reader_stay_out_of_memory, 120)
+TEST_WITHIN(two_gigabytes_of_output_with_a_pausing_reader_stay_out_of_memory, 300)
 {
     struct place place;
     struct watched big = {.count_only = true}, small = {0};

@@ -209,7 +209,7 @@ TEST(token_arrays_are_kept_as_four_byte_numbers)
 
 /* Every place a crash may cut the last three records: all whole records before the cut are there,
  * nothing after it, the rest is cut off, and the journal goes on. */
-TEST_WITHIN(a_journal_cut_at_any_byte_recovers_every_whole_record, 120)
+TEST_WITHIN(a_journal_cut_at_any_byte_recovers_every_whole_record, 300)
 {
     home_make();
     struct waiter waiter = {.loop = loop_new(NULL)};
