@@ -84,13 +84,12 @@ void api_write_calls(struct api *api, struct gate_work *const *calls, size_t cou
     for (size_t i = 0; i < count && size < TAKE_BYTES_MAX; i++)
         size += gate_work_size(calls[i]);
     (void)buf_reserve(out->out, size);
-    for (size_t i = 0; i < count; i++) {
-        if (rope_size(out->rope) - start < TAKE_BYTES_MAX)
-            gate_work_write(calls[i], raw, out);
-        else
-            (void)gate_release(api->gate, gate_work_call_id(calls[i]), NULL, NULL);
-    }
+    size_t written = 0;
+    for (; written < count && rope_size(out->rope) - start < TAKE_BYTES_MAX; written++)
+        gate_work_write(calls[written], raw, out);
     json_end_array(out);
+    while (count > written)
+        gate_put_back(calls[--count]);
     json_set_bool(out, "paused", gate_paused(api->gate));
 }
 

@@ -137,12 +137,12 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
     struct socket *socket = take->socket;
     struct rope text = {0};
     struct json_writer out = {.out = &text.text, .rope = &text};
-    for (size_t i = 0; i < count; i++)
-        free(map_put(&socket->leases, str_of(gate_work_call_id(calls[i])),
-                     mem_dup(gate_work_lease(calls[i]))));
     begin(&out, buf_str(&take->id));
     api_write_calls(socket->api, calls, count, take->raw, &out);
     json_end_object(&out);
+    for (size_t i = 0; i < count && gate_work_lease(calls[i])[0]; i++)
+        free(map_put(&socket->leases, str_of(gate_work_call_id(calls[i])),
+                     mem_dup(gate_work_lease(calls[i]))));
     note_queue(socket, http_websocket_send_rope(socket->wire, &text));
     take_free(take);
 }

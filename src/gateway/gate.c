@@ -33,13 +33,13 @@ static void unqueue(struct gate_work *work)
         list_remove(&work->rollout->ring);
 }
 
-static void enqueue(struct gate_work *work)
+/* `first`: within its rollout it has waited longest. */
+static void enqueue(struct gate_work *work, bool first)
 {
     struct gate_rollout *rollout = work->rollout;
     work->state = GATE_QUEUED;
     work->lease[0] = '\0';
-    /* A redelivered call goes first within its rollout: it has waited longest. */
-    if (work->deliveries)
+    if (first)
         list_prepend(&rollout->calls, &work->link);
     else
         list_append(&rollout->calls, &work->link);
@@ -91,7 +91,18 @@ void gate_work_requeue(struct gate_work *work)
 {
     gate_work_leave_state(work);
     work->gate->counts.redelivered++;
-    enqueue(work);
+    enqueue(work, true);
+    gate_serve(work->gate);
+}
+
+void gate_put_back(struct gate_work *work)
+{
+    CHECK(work->state == GATE_LEASED);
+    gate_work_leave_state(work);
+    work->deliveries--;
+    work->gate->counts.taken--;
+    atomic_store(&work->call->taken, work->deliveries > 0);
+    enqueue(work, true);
     gate_serve(work->gate);
 }
 
@@ -142,7 +153,7 @@ void gate_work_arrive(struct gate_work *work)
     if (work->deadline)
         work->deadline += loop_now_ms(gate->loop);
     CHECK(!map_put(&gate->works, str_of(work->id), work));
-    enqueue(work);
+    enqueue(work, false);
     gate_serve(gate);
 }
 

@@ -81,21 +81,33 @@ static void on_broken(void *context, const struct err *err)
     buf_format(&held->said, "broken ");
     held->over = true;
 }
-static void write_payload(void *payload, bool raw, struct json_writer *out)
+static void keep_payload(void *payload)
 {
     (void)payload;
-    json_set_raw(out, "messages", STR("[]"));
+}
+
+/* The payload, where there is one, is what the call's messages are. */
+static void write_payload(void *payload, bool raw, struct json_writer *out)
+{
+    struct buf *messages = payload;
+    json_key(out, "messages");
+    if (messages)
+        json_put_kept(out, buf_str(messages), messages, keep_payload, keep_payload);
+    else
+        json_put_raw(out, STR("[]"));
     if (raw)
         json_set_raw(out, "raw", STR("{}"));
 }
 
-static void hold(struct world *world, struct held *held, const char *call, const char *rollout)
+static void hold_large(struct world *world, struct held *held, const char *call,
+                       const char *rollout, struct buf *messages)
 {
     *held = (struct held){0};
     struct gate_hold order = {.call_id = call,
                               .rollout_id = rollout,
                               .group_id = "g-1",
                               .turn = 1,
+                              .payload = messages,
                               .write = write_payload,
                               .read = gate_read_answer,
                               .on_answer = on_answer,
@@ -105,6 +117,11 @@ static void hold(struct world *world, struct held *held, const char *call, const
                               .on_broken = on_broken,
                               .context = held};
     held->call = gate_hold(world->gate, world->loop, &order, NULL);
+}
+
+static void hold(struct world *world, struct held *held, const char *call, const char *rollout)
+{
+    hold_large(world, held, call, rollout, NULL);
 }
 
 static void held_end(struct held *held)
@@ -274,6 +291,54 @@ TEST(a_call_is_taken_and_answered_over_http)
     EXPECT(has(&reply, "postern_gate_calls_total{what=\"answered\"} 1\n"));
     buf_deinit(&reply.body);
     held_end(&held);
+    world_end(&world);
+}
+
+/* As much as one answer to a take may hold. */
+static void fill(struct buf *messages)
+{
+    size_t size = (size_t)64 << 20;
+    memset(buf_reserve(messages, size), ' ', size);
+    messages->size = size;
+    messages->data[0] = '[';
+    messages->data[size - 1] = ']';
+}
+
+TEST_WITHIN(calls_that_do_not_fit_into_a_take_were_not_delivered, 60)
+{
+    struct world world = {0};
+    struct held held[4];
+    struct reply reply = {0};
+    struct gate_counts counts;
+    OWN(buf) struct buf large = {0};
+    world_start(&world);
+    fill(&large);
+    hold_large(&world, &held[0], "c-1", "r-1", &large);
+    hold(&world, &held[1], "c-2", "r-1");
+    hold(&world, &held[2], "c-3", "r-1");
+    EXPECT_INT(ask(&world, &reply, "/v1/gate/take", "{\"max\":3,\"wait_ms\":60000}"), 200);
+    EXPECT(reply.body.size > large.size && reply.body.size < large.size + 1000);
+    int64_t version;
+    EXPECT(gate_call_policy(held[0].call, &version));
+    EXPECT(!gate_call_policy(held[1].call, &version));
+    hold(&world, &held[3], "c-4", "r-1");
+    EXPECT_INT(ask(&world, &reply, "/v1/gate/take", "{\"max\":3,\"wait_ms\":60000}"), 200);
+    struct str rest = buf_str(&reply.body);
+    for (int i = 2; i <= 4; i++) { /* in the order in which they came */
+        char words[32];
+        snprintf(words, sizeof words, "\"call_id\":\"c-%d\"", i);
+        long at = str_find(rest, str_of(words));
+        EXPECT(at > 0);
+        rest = str_from(rest, (size_t)at);
+    }
+    EXPECT(has(&reply, "\"delivery\":1") && !has(&reply, "\"delivery\":2"));
+    gate_counts(world.gate, &counts);
+    EXPECT_INT(counts.taken, 4);
+    EXPECT_INT(counts.redelivered, 0);
+    EXPECT_INT(counts.leased, 4);
+    buf_deinit(&reply.body);
+    for (size_t i = 0; i < COUNT(held); i++)
+        held_end(&held[i]);
     world_end(&world);
 }
 
@@ -618,6 +683,29 @@ TEST(a_socket_that_closes_gives_back_what_it_had)
     buf_deinit(&reply.body);
     held_end(&leased);
     held_end(&streamed);
+    world_end(&world);
+}
+
+TEST(a_socket_gives_nothing_back_that_it_never_got)
+{
+    struct world world = {0};
+    struct held first, second;
+    struct gate_counts counts = {0};
+    OWN(buf) struct buf in = {0}, large = {0};
+    world_start(&world);
+    fill(&large);
+    int fd = socket_open(&world, &in);
+    hold_large(&world, &first, "c-1", "r-1", &large);
+    hold(&world, &second, "c-2", "r-1");
+    tell(fd, "{\"id\":1,\"op\":\"take\",\"max\":8,\"wait_ms\":60000,\"lease_ms\":3600000}");
+    PUMP_UNTIL(&world, (gate_counts(world.gate, &counts), counts.leased == 1));
+    EXPECT_INT(counts.held, 1);
+    close(fd);
+    PUMP_UNTIL(&world, (gate_counts(world.gate, &counts), counts.held == 2));
+    EXPECT_INT(counts.redelivered, 1);
+    EXPECT_INT(counts.late, 0);
+    held_end(&first);
+    held_end(&second);
     world_end(&world);
 }
 
