@@ -81,7 +81,7 @@ void http_resolve(struct origin *origin)
     lookup->host = mem_dup(origin->proxy_host ? origin->proxy_host : origin->host);
     lookup->port = origin->proxy_host ? origin->proxy_port : origin->port;
     origin->lookup = lookup;
-    loop_work(origin->client->loop, look_up, looked_up, lookup);
+    loop_work_waiting(origin->client->loop, look_up, looked_up, lookup);
 }
 
 bool http_resolve_numeric(struct origin *origin)

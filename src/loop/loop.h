@@ -69,6 +69,9 @@ bool loop_in_tick(const struct loop *loop);
 void loop_post(struct loop *loop, void (*run)(void *), void *argument); /* from any thread */
 /* Runs `work` on a worker thread, then `done` on this loop. Bounded pool shared by all loops. */
 void loop_work(struct loop *loop, void (*work)(void *), void (*done)(void *), void *argument);
+/* The same for what waits for somebody else for long, such as names: it has threads of its own. */
+void loop_work_waiting(struct loop *loop, void (*work)(void *), void (*done)(void *),
+                       void *argument);
 
 /* A large buffer to read into, shared by everything on this loop: its content is good until the
  * callback that filled it returns. */

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -445,6 +446,44 @@ TEST(a_loop_freed_while_workers_are_busy_waits_for_them)
         loop_work(loop, work_square, work_done, mem_zero(sizeof(struct work)));
     loop_free(loop);
     EXPECT_INT(called, 20);
+}
+
+enum { MANY = 64 }; /* more than there are threads */
+static sem_t let_go;
+
+static void work_blocked(void *argument)
+{
+    (void)argument;
+    sem_wait(&let_go);
+}
+
+static void work_nothing(void *argument)
+{
+    (void)argument;
+}
+
+static void free_all(void *argument)
+{
+    (void)argument;
+    for (int i = 0; i < MANY; i++)
+        sem_post(&let_go);
+}
+
+TEST(what_works_and_what_waits_for_others_do_not_keep_each_other_waiting)
+{
+    struct loop *loop = start();
+    sem_init(&let_go, 0, 0);
+    for (int i = 0; i < MANY; i++)
+        loop_work(loop, work_blocked, note, NULL);
+    loop_work_waiting(loop, work_nothing, free_all, NULL);
+    while (called < MANY)
+        loop_once(loop, 100);
+    for (int i = 0; i < MANY; i++)
+        loop_work_waiting(loop, work_blocked, note, NULL);
+    loop_work(loop, work_nothing, free_all, NULL);
+    while (called < 2 * MANY)
+        loop_once(loop, 100);
+    loop_free(loop);
 }
 
 TEST(virtual_time_stands_still_while_a_worker_is_busy)
