@@ -86,6 +86,9 @@ static void write_message(const struct trace_request *request, const struct trac
         json_put_null(out);
     if (message->reasoning.data)
         json_set_str(out, "reasoning_content", message->reasoning);
+    OWN(json_doc) struct json_doc details = {0};
+    if (writer_opaque(message->opaque, &details))
+        json_set_raw(out, "reasoning_details", json_raw(json_root(&details)));
     if (message->call_count) {
         json_key(out, "tool_calls");
         json_begin_array(out);
@@ -228,6 +231,23 @@ void chat_write_delta(struct dialect_writer *writer, const struct trace_delta *d
     }
     end_choice(&json, NULL);
     end_chunk(&json);
+}
+
+bool chat_write_opaque(struct dialect_writer *writer, const struct trace_message *message,
+                       struct json items, struct buf *out)
+{
+    write_role(writer, out);
+    struct json_writer json = {.out = out};
+    begin_chunk(writer, &json);
+    begin_choice(&json);
+    /* Both in one chunk: clients read the one or the other. */
+    if (message->reasoning.size)
+        json_set_str(&json, "reasoning_content", message->reasoning);
+    json_key(&json, "reasoning_details");
+    writer_put_item(items, &json);
+    end_choice(&json, NULL);
+    end_chunk(&json);
+    return true;
 }
 
 void chat_write_finish(struct dialect_writer *writer, enum trace_finish finish,

@@ -36,6 +36,11 @@ struct dialect {
     void (*write_models)(struct str model, int64_t created_s, bool one, struct buf *out);
     void (*write_delta)(struct dialect_writer *writer, const struct trace_delta *delta,
                         struct buf *out);
+    /* Of a whole answer that becomes a stream: what its model server wants back, `items` of
+     * message->opaque, where they are of this dialect. Whether its thoughts are among them. NULL:
+     * the other functions see to it. */
+    bool (*write_opaque)(struct dialect_writer *writer, const struct trace_message *message,
+                         struct json items, struct buf *out);
     void (*write_finish)(struct dialect_writer *writer, enum trace_finish finish,
                          const struct trace_usage *usage, struct buf *out);
 
@@ -59,6 +64,13 @@ struct dialect {
 
 /* --- writer.c */
 const struct trace_tool *writer_tool(const struct trace_request *request, struct str name);
+/* The items of trace_message.opaque. False: there are none. */
+bool writer_opaque(struct str opaque, struct json_doc *doc);
+/* One of them as it came, but on one line. */
+void writer_put_item(struct json item, struct json_writer *out);
+/* Whether it is of a protocol of typed blocks or items, and not one of chat completions' details of
+ * reasoning. */
+bool writer_is_typed(struct json item);
 /* The free text of a custom tool's call. */
 struct str writer_input(struct str arguments, struct arena *arena);
 /* A member `input`, the free text of a custom tool's call: {"input": "..."} or whatever the model

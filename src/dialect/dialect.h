@@ -159,7 +159,10 @@ struct dialect_writer {
     const struct dialect *dialect;
     const struct trace_request *request; /* borrowed */
     struct str id, model;                /* borrowed */
-    struct str stop_word; /* borrowed: which one ended the answer, to be set before the finish */
+    /* Borrowed: which stop word ended the answer, and its engine's own word for the end. To be set
+     * before the finish. */
+    struct str stop_word, finish_text;
+    struct str opaque; /* borrowed: of a whole answer */
     int64_t created_s;
     bool usage; /* the client asked for it */
     bool begun;

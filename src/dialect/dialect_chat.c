@@ -372,6 +372,7 @@ const struct dialect dialect_chat = {
     .write_error = chat_write_error,
     .write_models = chat_write_models,
     .write_delta = chat_write_delta,
+    .write_opaque = chat_write_opaque,
     .write_finish = chat_write_finish,
     .read_event = chat_read_event,
     .quick_event = chat_quick_event,

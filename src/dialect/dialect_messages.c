@@ -230,6 +230,7 @@ const struct dialect dialect_messages = {
     .write_error = messages_write_error,
     .write_models = messages_write_models,
     .write_delta = messages_write_delta,
+    .write_opaque = messages_write_opaque,
     .write_finish = messages_write_finish,
     .read_event = messages_read_event,
     .read_body = messages_read_body,

@@ -233,6 +233,7 @@ const struct dialect dialect_responses = {
     .write_error = chat_write_error,
     .write_models = chat_write_models,
     .write_delta = responses_write_delta,
+    .write_opaque = responses_write_opaque,
     .write_finish = responses_write_finish,
     .read_event = responses_read_event,
     .read_body = responses_read_body,

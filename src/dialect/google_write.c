@@ -7,21 +7,33 @@
 #include "base/mem.h"
 #include "dialect/google.h"
 
-static const char *finish_word(enum trace_finish finish)
+/* Is this one of this API's words, all of which are in capitals? */
+static bool is_word(struct str text)
 {
+    for (size_t i = 0; i < text.size; i++)
+        if ((text.data[i] < 'A' || text.data[i] > 'Z') && text.data[i] != '_')
+            return false;
+    return text.size > 0;
+}
+
+/* A word of this API's own stays (`own`): there are more of them than others have. */
+static struct str finish_word(enum trace_finish finish, struct str own)
+{
+    if (is_word(own))
+        return own;
     switch (finish) {
     case TRACE_FINISH_LENGTH:
-        return "MAX_TOKENS";
+        return STR("MAX_TOKENS");
     case TRACE_FINISH_CONTENT_FILTER:
-        return "SAFETY";
+        return STR("SAFETY");
     case TRACE_FINISH_NONE:
     case TRACE_FINISH_STOP:
     case TRACE_FINISH_TOOL_CALLS:
     case TRACE_FINISH_OTHER:
     case TRACE_FINISHES:
-        return "STOP";
+        return STR("STOP");
     }
-    return "STOP";
+    return STR("STOP");
 }
 
 static void write_usage(const struct trace_usage *usage, struct json_writer *out)
@@ -50,7 +62,57 @@ static void put_text(struct str text, bool thought, struct json_writer *out)
     json_end_object(out);
 }
 
-static void put_call(struct str id, struct str name, struct str arguments, struct json_writer *out)
+static bool is_signed_call(struct json part, struct str id, struct str name, struct str arguments)
+{
+    OWN(arena) struct arena arena = {0};
+    struct json call = json_get(part, "functionCall");
+    struct str own = json_str(json_get(call, "id"), &arena);
+    if (json_type(call) != JSON_OBJECT || !json_exists(json_get(part, "thoughtSignature")))
+        return false;
+    if (own.size)
+        return str_equal(own, id);
+    struct json its = json_get(call, "args");
+    return str_equal(json_str(json_get(call, "name"), &arena), name) &&
+           str_equal(json_exists(its) ? json_raw(its) : STR("{}"), arguments);
+}
+
+/* The model server signed the call and wants the signature back with it. */
+static void set_signature(struct str opaque, struct str id, struct str name, struct str arguments,
+                          struct json_writer *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (!writer_opaque(opaque, &doc))
+        return;
+    JSON_EACH (item, json_root(&doc)) {
+        if (!is_signed_call(item.value, id, name, arguments))
+            continue;
+        json_set_raw(out, "thoughtSignature", json_raw(json_get(item.value, "thoughtSignature")));
+        return;
+    }
+}
+
+/* Signatures of texts, in parts of their own. */
+static void put_signatures(struct str opaque, struct json_writer *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    if (!writer_opaque(opaque, &doc))
+        return;
+    JSON_EACH (item, json_root(&doc)) {
+        struct json signature = json_get(item.value, "thoughtSignature");
+        if (json_type(signature) != JSON_STRING ||
+            json_exists(json_get(item.value, "functionCall")))
+            continue;
+        json_begin_object(out);
+        json_set_text(out, "text", "");
+        if (json_true(json_get(item.value, "thought")))
+            json_set_bool(out, "thought", true);
+        json_set_raw(out, "thoughtSignature", json_raw(signature));
+        json_end_object(out);
+    }
+}
+
+static void put_call(struct str id, struct str name, struct str arguments, struct str opaque,
+                     struct json_writer *out)
 {
     struct json_doc doc = {0};
     bool object =
@@ -70,6 +132,7 @@ static void put_call(struct str id, struct str name, struct str arguments, struc
         json_end_object(out);
     }
     json_end_object(out);
+    set_signature(opaque, id, name, arguments, out);
     json_end_object(out);
     json_doc_deinit(&doc);
 }
@@ -87,14 +150,14 @@ static void begin_candidate(struct json_writer *out)
     json_begin_array(out);
 }
 
-static void end_candidate(const char *finish, struct str id, struct str model,
+static void end_candidate(struct str finish, struct str id, struct str model,
                           const struct trace_usage *usage, struct json_writer *out)
 {
     json_end_array(out);
     json_end_object(out);
     json_set_int(out, "index", 0);
-    if (finish)
-        json_set_text(out, "finishReason", finish);
+    if (finish.size)
+        json_set_str(out, "finishReason", finish);
     json_end_object(out);
     json_end_array(out);
     if (usage && usage->known)
@@ -114,9 +177,11 @@ void google_write_answer(const struct trace_request *request, const struct trace
         put_text(message->reasoning, true, &json);
     for (size_t i = 0; i < message->part_count; i++)
         put_text(message->parts[i].text, false, &json);
+    put_signatures(message->opaque, &json);
     for (size_t i = 0; i < message->call_count; i++)
-        put_call(message->calls[i].id, message->calls[i].name, message->calls[i].arguments, &json);
-    end_candidate(finish_word(answer->finish), answer->id,
+        put_call(message->calls[i].id, message->calls[i].name, message->calls[i].arguments,
+                 message->opaque, &json);
+    end_candidate(finish_word(answer->finish, answer->finish_text), answer->id,
                   answer->model.data ? answer->model : request->model, &answer->usage, &json);
 }
 
@@ -135,8 +200,8 @@ static void flush_call(struct dialect_writer *writer, struct buf *out)
     struct json_writer json = {.out = out};
     begin_candidate(&json);
     put_call(buf_str(&writer->call_id), buf_str(&writer->call_name), buf_str(&writer->piece),
-             &json);
-    end_candidate(NULL, writer->id, model_of(writer), NULL, &json);
+             writer->opaque, &json);
+    end_candidate(STR_NONE, writer->id, model_of(writer), NULL, &json);
     buf_str_append(out, STR("\n\n"));
 }
 
@@ -163,7 +228,7 @@ void google_write_delta(struct dialect_writer *writer, const struct trace_delta 
     struct json_writer json = {.out = out};
     begin_candidate(&json);
     put_text(delta->text, delta->kind == TRACE_DELTA_REASONING, &json);
-    end_candidate(NULL, writer->id, model_of(writer), NULL, &json);
+    end_candidate(STR_NONE, writer->id, model_of(writer), NULL, &json);
     buf_str_append(out, STR("\n\n"));
 }
 
@@ -175,7 +240,9 @@ void google_write_finish(struct dialect_writer *writer, enum trace_finish finish
     struct json_writer json = {.out = out};
     begin_candidate(&json);
     put_text(STR(""), false, &json);
-    end_candidate(finish_word(finish), writer->id, model_of(writer), usage, &json);
+    put_signatures(writer->opaque, &json);
+    end_candidate(finish_word(finish, writer->finish_text), writer->id, model_of(writer), usage,
+                  &json);
     buf_str_append(out, STR("\n\n"));
 }
 
@@ -201,12 +268,6 @@ static const char *status_word(int status)
     }
 }
 
-/* Is this one of this API's words, all of which are in capitals? */
-static bool is_status_word(const char *code)
-{
-    return code && *code && code[strspn(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_")] == '\0';
-}
-
 void google_write_error(int status, const char *code, struct str message, struct buf *out)
 {
     struct json_writer json = {.out = out};
@@ -215,7 +276,7 @@ void google_write_error(int status, const char *code, struct str message, struct
     json_begin_object(&json);
     json_set_int(&json, "code", status);
     json_set_str(&json, "message", message);
-    json_set_text(&json, "status", is_status_word(code) ? code : status_word(status));
+    json_set_text(&json, "status", code && is_word(str_of(code)) ? code : status_word(status));
     json_end_object(&json);
     json_end_object(&json);
 }

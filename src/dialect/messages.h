@@ -17,6 +17,8 @@ void messages_write_error(int status, const char *code, struct str message, stru
 void messages_write_models(struct str model, int64_t created_s, bool one, struct buf *out);
 void messages_write_delta(struct dialect_writer *writer, const struct trace_delta *delta,
                           struct buf *out);
+bool messages_write_opaque(struct dialect_writer *writer, const struct trace_message *message,
+                           struct json items, struct buf *out);
 void messages_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                            const struct trace_usage *usage, struct buf *out);
 

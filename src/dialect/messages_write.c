@@ -7,8 +7,14 @@
 #include "dialect/messages.h"
 
 /* A refusal is text with a stop reason of its own here, and so is an end by a stop word. */
-static const char *stop_reason(enum trace_finish finish, bool refused, struct str stop_word)
+static const char *stop_reason(enum trace_finish finish, bool refused, struct str stop_word,
+                               struct str own)
 {
+    /* Those of this protocol that others have no word for. */
+    if (str_is(own, "pause_turn"))
+        return "pause_turn";
+    if (str_is(own, "model_context_window_exceeded"))
+        return "model_context_window_exceeded";
     if (refused && finish != TRACE_FINISH_LENGTH && finish != TRACE_FINISH_TOOL_CALLS)
         return "refusal";
     if (stop_word.size && finish == TRACE_FINISH_STOP)
@@ -67,10 +73,26 @@ static void put_input(struct str arguments, struct json_writer *out)
 
 /* ---------------------------------------------------------------- whole */
 
+/* What the model server wants back, as it came. Whether its thoughts are among it. */
+static bool put_opaque(const struct trace_message *message, struct json_writer *out)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    bool thoughts = false;
+    if (!writer_opaque(message->opaque, &doc))
+        return false;
+    JSON_EACH (item, json_root(&doc)) {
+        if (!writer_is_typed(item.value))
+            continue;
+        json_put_raw(out, json_raw(item.value));
+        thoughts |= json_is(json_get(item.value, "type"), "thinking");
+    }
+    return thoughts;
+}
+
 static void write_content(const struct trace_message *message, struct json_writer *out)
 {
     json_begin_array(out);
-    if (message->reasoning.size) {
+    if (!put_opaque(message, out) && message->reasoning.size) {
         json_begin_object(out);
         json_set_text(out, "type", "thinking");
         json_set_str(out, "thinking", message->reasoning);
@@ -105,10 +127,10 @@ static struct str asked_for(const struct trace_request *request, struct str stop
 }
 
 static void write_stop(const struct trace_request *request, enum trace_finish finish, bool refused,
-                       struct str stop_word, struct json_writer *out)
+                       struct str stop_word, struct str own, struct json_writer *out)
 {
     stop_word = asked_for(request, stop_word);
-    const char *reason = stop_reason(finish, refused, stop_word);
+    const char *reason = stop_reason(finish, refused, stop_word, own);
     json_set_text(out, "stop_reason", reason);
     if (strcmp(reason, "stop_sequence") == 0)
         json_set_str(out, "stop_sequence", stop_word);
@@ -130,7 +152,7 @@ void messages_write_answer(const struct trace_request *request, const struct tra
     bool refused = false;
     for (size_t i = 0; i < answer->message.part_count; i++)
         refused |= answer->message.parts[i].kind == TRACE_PART_REFUSAL;
-    write_stop(request, answer->finish, refused, answer->stop_word, &json);
+    write_stop(request, answer->finish, refused, answer->stop_word, answer->finish_text, &json);
     json_key(&json, "usage");
     write_usage(&answer->usage, &json);
     json_end_object(&json);
@@ -253,6 +275,44 @@ void messages_write_delta(struct dialect_writer *writer, const struct trace_delt
     }
 }
 
+static void write_thinking(struct dialect_writer *writer, struct json block, struct buf *out)
+{
+    OWN(arena) struct arena arena = {0};
+    begin_block(writer, &(struct trace_delta){.kind = TRACE_DELTA_REASONING}, out);
+    write_piece(writer, "thinking_delta", "thinking", json_str(json_get(block, "thinking"), &arena),
+                out);
+    write_piece(writer, "signature_delta", "signature",
+                json_str(json_get(block, "signature"), &arena), out);
+    end_block(writer, out);
+}
+
+static void write_block(struct dialect_writer *writer, struct json block, struct buf *out)
+{
+    struct json_writer json = begin_event("content_block_start", out);
+    json_set_int(&json, "index", writer->block);
+    json_key(&json, "content_block");
+    writer_put_item(block, &json);
+    end_event(&json);
+    writer->open = true;
+    end_block(writer, out);
+}
+
+bool messages_write_opaque(struct dialect_writer *writer, const struct trace_message *message,
+                           struct json items, struct buf *out)
+{
+    (void)message;
+    bool thoughts = false;
+    begin_message(writer, out);
+    JSON_EACH (item, items) {
+        if (!writer_is_typed(item.value))
+            continue;
+        bool thinking = json_is(json_get(item.value, "type"), "thinking");
+        (thinking ? write_thinking : write_block)(writer, item.value, out);
+        thoughts |= thinking;
+    }
+    return thoughts;
+}
+
 void messages_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                            const struct trace_usage *usage, struct buf *out)
 {
@@ -261,7 +321,8 @@ void messages_write_finish(struct dialect_writer *writer, enum trace_finish fini
     struct json_writer json = begin_event("message_delta", out);
     json_key(&json, "delta");
     json_begin_object(&json);
-    write_stop(writer->request, finish, writer->refused, writer->stop_word, &json);
+    write_stop(writer->request, finish, writer->refused, writer->stop_word, writer->finish_text,
+               &json);
     json_end_object(&json);
     json_key(&json, "usage");
     write_usage(usage, &json);

@@ -15,6 +15,8 @@ void responses_write_answer(const struct trace_request *request, const struct tr
                             struct buf *out);
 void responses_write_delta(struct dialect_writer *writer, const struct trace_delta *delta,
                            struct buf *out);
+bool responses_write_opaque(struct dialect_writer *writer, const struct trace_message *message,
+                            struct json items, struct buf *out);
 void responses_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                             const struct trace_usage *usage, struct buf *out);
 

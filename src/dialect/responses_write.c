@@ -395,6 +395,54 @@ void responses_write_delta(struct dialect_writer *writer, const struct trace_del
         delta_event(writer, &item, delta->text, out);
 }
 
+/* The thoughts of an item that is there as a whole, for clients that show them. */
+static void write_summary(struct dialect_writer *writer, struct json item, struct buf *out)
+{
+    OWN(arena) struct arena arena = {0};
+    struct str id = json_str(json_get(item, "id"), &arena);
+    int64_t index = 0;
+    JSON_EACH (part, json_get(item, "summary")) {
+        struct json text = json_get(part.value, "text");
+        if (json_type(text) != JSON_STRING)
+            continue;
+        struct json_writer json = begin_event(writer, "response.reasoning_summary_text.delta", out);
+        json_set_str(&json, "item_id", id);
+        json_set_int(&json, "output_index", writer->block);
+        json_set_int(&json, "summary_index", index++);
+        json_set_raw(&json, "delta", json_raw(text));
+        end_event(&json);
+    }
+}
+
+bool responses_write_opaque(struct dialect_writer *writer, const struct trace_message *message,
+                            struct json items, struct buf *out)
+{
+    (void)message;
+    static const char *const types[] = {"response.output_item.added", "response.output_item.done"};
+    bool thoughts = false;
+    begin_response(writer, out);
+    JSON_EACH (item, items) {
+        bool thinking = json_is(json_get(item.value, "type"), "reasoning");
+        if (!writer_is_typed(item.value))
+            continue;
+        for (size_t i = 0; i < COUNT(types); i++) {
+            struct json_writer json = begin_event(writer, types[i], out);
+            json_set_int(&json, "output_index", writer->block);
+            json_key(&json, "item");
+            writer_put_item(item.value, &json);
+            end_event(&json);
+            if (thinking && i == 0)
+                write_summary(writer, item.value, out);
+        }
+        if (writer->items.size)
+            buf_byte(&writer->items, ',');
+        writer_put_item(item.value, &(struct json_writer){.out = &writer->items});
+        writer->block++;
+        thoughts |= thinking;
+    }
+    return thoughts;
+}
+
 void responses_write_finish(struct dialect_writer *writer, enum trace_finish finish,
                             const struct trace_usage *usage, struct buf *out)
 {
@@ -435,17 +483,35 @@ static void add_item(struct row *row, struct item *item)
     put_item(item, false, &json);
 }
 
+/* What the model server wants back, as it came. Whether its thoughts are among it. */
+static bool add_opaque(struct row *row, struct str opaque)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    bool thoughts = false;
+    if (!writer_opaque(opaque, &doc))
+        return false;
+    JSON_EACH (item, json_root(&doc)) {
+        if (!writer_is_typed(item.value))
+            continue;
+        if (row->items.size)
+            buf_byte(&row->items, ',');
+        buf_str_append(&row->items, json_raw(item.value));
+        thoughts |= json_is(json_get(item.value, "type"), "reasoning");
+    }
+    return thoughts;
+}
+
 void responses_write_answer(const struct trace_request *request, const struct trace_answer *answer,
                             struct buf *out)
 {
     OWN(mem) char *base = str_dup(answer->id);
     const struct trace_message *message = &answer->message;
     const char *incomplete = incomplete_reason(answer->finish);
-    bool thought = message->reasoning.size > 0;
-    struct row row = {.base = base,
-                      .total = thought + message->part_count + message->call_count,
-                      .cut = incomplete};
-    if (thought)
+    struct row row = {
+        .base = base, .total = message->part_count + message->call_count, .cut = incomplete};
+    bool thought = add_opaque(&row, message->opaque) || !message->reasoning.size;
+    row.total += !thought;
+    if (!thought)
         add_item(&row, &(struct item){.kind = ITEM_REASONING, .text = message->reasoning});
     for (size_t i = 0; i < message->part_count; i++) {
         bool refusal = message->parts[i].kind == TRACE_PART_REFUSAL;

@@ -74,6 +74,30 @@ void writer_put_input(struct str arguments, struct json_writer *out)
     json_set_str(out, "input", writer_input(arguments, &arena));
 }
 
+/* ---------------------------------------------------------------- state to replay */
+
+bool writer_opaque(struct str opaque, struct json_doc *doc)
+{
+    return opaque.size && json_read(doc, opaque, NULL, NULL) == 0 &&
+           json_type(json_root(doc)) == JSON_ARRAY;
+}
+
+void writer_put_item(struct json item, struct json_writer *out)
+{
+    json_put_raw(out, json_raw(item));
+    size_t from = out->out->size - json_raw(item).size;
+    for (size_t i = from; i < out->out->size; i++) /* in strings they are escaped */
+        if (out->out->data[i] == '\n' || out->out->data[i] == '\r')
+            out->out->data[i] = ' ';
+}
+
+bool writer_is_typed(struct json item)
+{
+    OWN(arena) struct arena arena = {0};
+    struct str type = json_str(json_get(item, "type"), &arena);
+    return type.size && !str_starts(type, STR("reasoning."));
+}
+
 /* ---------------------------------------------------------------- order */
 
 /* Asked with every piece: an object that does not even look whole is not read each time. */
@@ -233,8 +257,15 @@ void dialect_writer_answer(struct dialect_writer *writer, const struct trace_ans
                            size_t piece, struct buf *out)
 {
     const struct trace_message *message = &answer->message;
+    OWN(json_doc) struct json_doc doc = {0};
+    bool thoughts = false;
     writer->stop_word = answer->stop_word;
-    write_pieces(writer, TRACE_DELTA_REASONING, 0, message->reasoning, piece, out);
+    writer->finish_text = answer->finish_text;
+    writer->opaque = message->opaque;
+    if (writer->dialect->write_opaque && writer_opaque(message->opaque, &doc))
+        thoughts = writer->dialect->write_opaque(writer, message, json_root(&doc), out);
+    if (!thoughts)
+        write_pieces(writer, TRACE_DELTA_REASONING, 0, message->reasoning, piece, out);
     for (size_t i = 0; i < message->part_count; i++)
         write_pieces(writer,
                      message->parts[i].kind == TRACE_PART_REFUSAL ? TRACE_DELTA_REFUSAL

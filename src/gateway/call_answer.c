@@ -104,6 +104,7 @@ void call_convert(struct call *call)
         call->answer.created_s = (int64_t)(clock_wall_ms() / 1000);
     if (call->writing) {
         call->writer.stop_word = call->answer.stop_word;
+        call->writer.finish_text = call->answer.finish_text;
         dialect_writer_finish(&call->writer, call->answer.finish, &call->answer.usage, &call->held);
         return;
     }

@@ -468,3 +468,126 @@ TEST(the_stop_word_that_ended_an_answer_is_told)
                       buf_text(&stream));
     }
 }
+
+/* ---------------------------------------------------------------- state to replay */
+
+static int read_back(const struct dialect *dialect, bool stream, struct str bytes,
+                     struct arena *arena, struct trace_answer *out)
+{
+    struct err err = {0};
+    OWN(dialect_reader)
+    struct dialect_reader *reader =
+        dialect_reader_new(dialect, &(struct dialect_reader_options){.stream = stream});
+    if (dialect_reader_feed(reader, bytes, &err) < 0 ||
+        dialect_reader_end(reader, arena, out, &err) < 0) {
+        test_fail(__FILE__, __LINE__, "%s: %s", dialect_name(dialect), err.text);
+        return -1;
+    }
+    return 0;
+}
+
+/* An answer that is written anew in the dialect it came in (kept for a retry, read from the
+ * journal, asked for in one piece) still has what its model server wants back. */
+TEST(signed_and_encrypted_state_survives_being_written_anew)
+{
+    static const struct {
+        const struct dialect *dialect;
+        const char *body;
+        const char *kept[3];
+        const char *once; /* NULL: any number of times */
+    } rows[] = {
+        {&dialect_messages,
+         "{\"id\":\"r\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":"
+         "\"sig1\"},{\"type\":\"redacted_thinking\",\"data\":\"sig2\"},{\"type\":"
+         "\"server_tool_use\",\"id\":\"s1\",\"name\":\"web_search\",\"input\":{\"q\":\"sig3\"}},{"
+         "\"type\":\"text\",\"text\":\"A\"},{\"type\":\"tool_use\",\"id\":\"c\",\"name\":\"look\","
+         "\"input\":{\"a\":1}}],\"stop_reason\":\"pause_turn\"}",
+         {"sig1", "sig2", "sig3"},
+         "\"hm\""},
+        {&dialect_responses,
+         "{\"id\":\"r\",\"status\":\"completed\",\"output\":[{\"type\":\"reasoning\",\"id\":"
+         "\"rs1\",\"summary\":[{\"type\":\"summary_text\",\"text\":\"hm\"}],\"encrypted_content\":"
+         "\"sig1\"},{\"type\":\"web_search_call\",\"id\":\"sig2\",\"status\":\"completed\"},{"
+         "\"type\":\"message\",\"id\":\"m\",\"role\":\"assistant\",\"content\":[{\"type\":"
+         "\"output_text\",\"text\":\"A\",\"annotations\":[]}]},{\"type\":\"function_call\","
+         "\"call_id\":\"c\",\"name\":\"look\",\"arguments\":\"{\\\"a\\\":1}\"}]}",
+         {"sig1", "sig2", "rs1"},
+         NULL},
+        {&dialect_google,
+         "{\"responseId\":\"r\",\"candidates\":[{\"content\":{\"role\":\"model\",\"parts\":[{"
+         "\"text\":\"hm\",\"thought\":true},{\"text\":\"A\",\"thoughtSignature\":\"sig1\"},{"
+         "\"functionCall\":{\"id\":\"c\",\"name\":\"look\",\"args\":{\"a\":1}},"
+         "\"thoughtSignature\":\"sig2\"}]},\"finishReason\":\"MALFORMED_FUNCTION_CALL\"}]}",
+         {"sig1", "sig2", "MALFORMED_FUNCTION_CALL"},
+         "sig2"},
+        {&dialect_chat,
+         "{\"id\":\"r\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
+         "\"A\",\"reasoning\":\"hm\",\"reasoning_details\":[{\"type\":\"reasoning.encrypted\","
+         "\"data\":\"sig1\"},{\"type\":\"reasoning.text\",\"text\":\"hm\",\"signature\":\"sig2\"}],"
+         "\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":\"look\","
+         "\"arguments\":\"{\\\"a\\\":1}\"}}]},\"finish_reason\":\"tool_calls\"}]}",
+         {"sig1", "sig2", "reasoning.encrypted"},
+         NULL},
+    };
+    for (size_t i = 0; i < COUNT(rows) * 2; i++) {
+        const struct dialect *dialect = rows[i / 2].dialect;
+        bool stream = i % 2;
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf out = {0};
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        struct trace_answer answer, again;
+        if (read_back(dialect, false, str_of(rows[i / 2].body), &arena, &answer) < 0)
+            return;
+        if (stream) {
+            dialect_writer_init(&writer, dialect, &asked, answer.id, answer.model, 1);
+            dialect_writer_answer(&writer, &answer, 0, &out);
+            dialect_writer_finish(&writer, answer.finish, &answer.usage, &out);
+        } else {
+            dialect_write_answer(dialect, &asked, &answer, &out);
+        }
+        for (size_t k = 0; k < COUNT(rows[0].kept); k++)
+            if (str_find(buf_str(&out), str_of(rows[i / 2].kept[k])) < 0)
+                test_fail(__FILE__, __LINE__, "%s: %s is lost: %s", dialect_name(dialect),
+                          rows[i / 2].kept[k], buf_text(&out));
+        long at = rows[i / 2].once ? str_find(buf_str(&out), str_of(rows[i / 2].once)) : -1;
+        if (at >= 0 &&
+            str_find(str_from(buf_str(&out), (size_t)at + 1), str_of(rows[i / 2].once)) >= 0)
+            test_fail(__FILE__, __LINE__, "%s is there twice: %s", rows[i / 2].once,
+                      buf_text(&out));
+        if (read_back(dialect, stream, buf_str(&out), &arena, &again) < 0)
+            return;
+        EXPECT_STR(again.message.reasoning, STR("hm"));
+        EXPECT_STR(trace_message_text(&again.message, &arena), STR("A"));
+        EXPECT_INT(again.message.call_count, 1);
+        EXPECT_STR(again.message.calls[0].arguments, STR("{\"a\":1}"));
+        EXPECT_STR(again.finish_text, answer.finish_text);
+        if (dialect != &dialect_google) /* whose signature of a text has a part of its own then */
+            EXPECT_STR(again.message.opaque, answer.message.opaque);
+    }
+}
+
+/* What another dialect's server wants back means nothing to this agent. */
+TEST(state_of_another_dialect_is_not_written)
+{
+    static const struct dialect *const all[] = {&dialect_messages, &dialect_responses,
+                                                &dialect_google};
+    struct trace_part said = {.text = STR("A")};
+    struct trace_answer answer = {
+        .id = STR("r"),
+        .message = {.reasoning = STR("hm"),
+                    .opaque = STR("[{\"type\":\"reasoning.encrypted\",\"data\":\"sig1\"},{\"data\":"
+                                  "\"sig1\"},5]"),
+                    .parts = &said,
+                    .part_count = 1},
+        .finish = TRACE_FINISH_STOP};
+    for (size_t i = 0; i < COUNT(all); i++) {
+        OWN(buf) struct buf out = {0};
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        dialect_writer_init(&writer, all[i], &asked, answer.id, answer.model, 1);
+        dialect_writer_answer(&writer, &answer, 0, &out);
+        dialect_writer_finish(&writer, answer.finish, NULL, &out);
+        dialect_write_answer(all[i], &asked, &answer, &out);
+        EXPECT(str_find(buf_str(&out), STR("sig1")) < 0);
+        EXPECT(str_find(buf_str(&out), STR("\"hm\"")) > 0);
+    }
+}
