@@ -131,6 +131,7 @@ int recorded_answer_read(struct json answer, struct arena *arena, struct trace_a
     out->id = json_str(json_get(answer, "id"), arena);
     out->model = json_str(json_get(answer, "model"), arena);
     out->finish_text = json_str(json_get(answer, "finish_text"), arena);
+    out->stop_word = json_str(json_get(answer, "stop_word"), arena);
     struct str finish = json_str(json_get(answer, "finish_reason"), arena);
     for (int i = TRACE_FINISH_NONE + 1; i < TRACE_FINISHES; i++)
         if (str_is(finish, trace_finish_name((enum trace_finish)i)))

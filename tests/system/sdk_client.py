@@ -253,6 +253,24 @@ def messages_count(base):
 
 # ---------------------------------------------------------------- generateContent
 @case
+def google_tools(base):
+    """The client calls the function itself and sends what it returned; then an answer to a schema of its own form."""
+    from google.genai import types
+
+    def weather(city: str, days: int = 1) -> str:
+        """tells it"""
+        return f"rain in {city} for {days}"
+
+    client = google_client(base)
+    done = client.models.generate_content(model="m", contents="What is the weather?",
+                                          config=types.GenerateContentConfig(tools=[weather]))
+    schema = types.Schema(type=types.Type.OBJECT, properties={"city": types.Schema(type=types.Type.STRING, nullable=True)})
+    client.models.generate_content(model="m", contents="Where?", config=types.GenerateContentConfig(
+        response_mime_type="application/json", response_schema=schema))
+    return {"text": done.text}
+
+
+@case
 def google(base):
     client = google_client(base)
     done = client.models.generate_content(model="m", contents="What is the weather?")

@@ -229,6 +229,28 @@ def test_text_without_tools(sdk, inlet):
     trainer.stop()
 
 
+def test_functions_that_googles_client_calls_itself(sdk, inlet):
+    """It answers calls by their name, whatever ids they have, and writes schemas in a form of its own."""
+    def policy(call):
+        if call["messages"][-1]["role"] == "tool" or not call["tools"]:
+            return text_answer(call)
+        return {"tool_calls": [{"id": f"t{i}", "type": "function", "function": {"name": "weather", "arguments": json.dumps(
+            {"city": city})}} for i, city in enumerate(["Ulm", "Bonn"])]}
+
+    server = inlet()
+    trainer = Trainer(server.control, policy)
+    assert run(sdk, "google_tools", server)["text"] == "It rains."
+    trainer.stop()
+    first, second, third = trainer.calls
+    schema = first["tools"][0]["function"]["parameters"]
+    assert schema["type"] == "object" and schema["properties"]["city"]["type"] == "string", schema
+    results = [message for message in second["messages"] if message["role"] == "tool"]
+    assert [result["tool_call_id"] for result in results] == ["t0", "t1"], results
+    assert "Ulm" in results[0]["content"] and "Bonn" in results[1]["content"]
+    asked = third["sampling"]["response_format"]["json_schema"]["schema"]
+    assert asked["type"] == "object" and asked["properties"]["city"]["type"] == ["string", "null"], asked
+
+
 def test_questions_that_are_no_calls(sdk, inlet):
     server = inlet(model="gate:learner")
     assert run(sdk, "models", server) == {
