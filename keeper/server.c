@@ -7,6 +7,7 @@
  * What a connection made belongs to it. When it goes, its pools go with it and its sandboxes and
  * layers are orphans: kept for a while, listed by find, taken over by adopt, then destroyed. */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -368,14 +369,14 @@ static void do_oom(struct keeper *keeper, struct connection *connection, struct 
     server_answer(keeper, request, &fields, NULL, 0, &err);
 }
 
-/* A server that died may not have been noticed yet when its successor asks for what it had. */
+/* A server that died may not have been noticed yet when its successor asks for what it had. What it
+ * asked for last, and nobody has read, nobody waits for any more. */
 static void close_dead(struct keeper *keeper, const struct connection *asking)
 {
     LIST_EACH (at, &keeper->connections) {
         struct connection *connection = LIST_OF(at, struct connection, node);
-        char byte;
-        if (connection != asking &&
-            recv(connection->watch.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+        struct pollfd peer = {.fd = connection->watch.fd};
+        if (connection != asking && poll(&peer, 1, 0) > 0 && peer.revents & POLLHUP)
             connection_close(keeper, connection);
     }
 }

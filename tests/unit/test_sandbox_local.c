@@ -292,6 +292,58 @@ TEST(a_killed_server_s_sandbox_is_handed_to_the_next)
     stage_end(stage);
 }
 
+/* The keeper was too busy to read what the dead server asked for last. */
+TEST(a_killed_server_with_unread_requests_is_dead_all_the_same)
+{
+    begin();
+    const char *home = home_of(stage);
+    struct err err = {0};
+    char id[64] = "";
+    int ready[2], go[2];
+    EXPECT(pipe(ready) == 0 && pipe(go) == 0);
+    pid_t server = fork();
+    if (server == 0) {
+        static struct opening openings[8];
+        char byte;
+        open_shared(stage, home);
+        if (stage_open(stage, &stage->spec, &stage->box, &err) < 0)
+            _exit(1);
+        snprintf(id, sizeof id, "%s", sandbox_id(stage->box));
+        (void)!write(ready[1], id, sizeof id);
+        (void)!read(go[0], &byte, 1);
+        for (size_t i = 0; i < COUNT(openings); i++)
+            (void)sandbox_open(stage->boxes, &stage->spec, stage_on_open, &openings[i]);
+        loop_once(stage->loop, 0);
+        (void)!write(ready[1], "x", 1);
+        (void)pause();
+        _exit(0);
+    }
+    EXPECT_INT(read(ready[0], id, sizeof id), sizeof id);
+    pid_t keeper = keeper_pid(home);
+    EXPECT(keeper > 0);
+    EXPECT_INT(kill(keeper, SIGSTOP), 0);
+    char byte;
+    EXPECT_INT(write(go[1], "x", 1), 1);
+    EXPECT_INT(read(ready[0], &byte, 1), 1);
+    kill(server, SIGKILL);
+    waitpid(server, NULL, 0);
+    struct backend *backend = start_backend(stage, home, &err);
+    EXPECT(backend);
+    struct linking linking = {0};
+    backend_local.adopt(backend, id, on_link, &linking);
+    EXPECT_INT(kill(keeper, SIGCONT), 0);
+    stage_until(stage, &linking.done);
+    EXPECT_TEXT(linking.err.text, "");
+    struct waiting waiting = {0};
+    backend_local.destroy(backend, id, stage_on_done, &waiting);
+    stage_until(stage, &waiting.done);
+    EXPECT_INT(waiting.err.kind, 0);
+    bool stopped = false;
+    backend_local.stop(backend, stage_set, &stopped);
+    stage_until(stage, &stopped);
+    stage_end(stage);
+}
+
 TEST(a_killed_keeper_takes_its_sandboxes_along_and_the_next_one_sweeps)
 {
     begin();
