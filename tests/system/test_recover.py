@@ -75,7 +75,7 @@ class Service:
 
     def traces(self, id_):
         """What a rollout left so far, for who has to find out why it does not go on."""
-        seen = [(c["number"], c["state"], c["side"], c["deliveries"]) for c in self.calls(id_)]
+        seen = [(c["number"], c["state"], c.get("side"), c.get("deliveries")) for c in self.calls(id_)]
         files = [self.folder(id_) / name for name in ("agent.log", "events.jsonl")]
         tails = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in files if path.exists()]
         return "\n".join([f"calls: {seen}", *tails])
