@@ -133,17 +133,48 @@ static void put_run(struct buf *out, const char *at, const char *end_of_run, boo
     buf_append(out, good, (size_t)(at - good));
 }
 
-/* ASCII without quotes, backslashes and control characters, which most of what is written is. */
+#if defined(__SSE2__)
+static bool is_plain_block(__m128i block)
+{
+    const __m128i control = _mm_set1_epi8(0x1f);
+    __m128i stop = _mm_or_si128(_mm_cmpeq_epi8(block, _mm_set1_epi8('"')),
+                                _mm_cmpeq_epi8(block, _mm_set1_epi8('\\')));
+    stop = _mm_or_si128(stop, _mm_cmpeq_epi8(_mm_max_epu8(block, control), control));
+    return _mm_movemask_epi8(_mm_or_si128(stop, block)) == 0; /* its high bits: not ASCII */
+}
+
+/* 4 to 15 bytes, as a block in which some of them are there twice. */
+static __m128i short_block(const char *at, size_t size)
+{
+    uint64_t words[2];
+    uint32_t halves[2];
+    if (size >= sizeof words[0]) {
+        memcpy(&words[0], at, sizeof words[0]);
+        memcpy(&words[1], at + size - sizeof words[1], sizeof words[1]);
+        return _mm_set_epi64x((long long)words[0], (long long)words[1]);
+    }
+    memcpy(&halves[0], at, sizeof halves[0]);
+    memcpy(&halves[1], at + size - sizeof halves[1], sizeof halves[1]);
+    return _mm_set_epi32((int)halves[0], (int)halves[1], (int)halves[0], (int)halves[1]);
+}
+#endif
+
+/* ASCII without quotes, backslashes and control characters, which most of what is written is. The
+ * last block overlaps the one before it. */
 static bool is_plain(const char *at, size_t size)
 {
-    char few[16];
-    bool high = false;
-    if (size < sizeof few) { /* looked at in one step */
-        memset(few, ' ', sizeof few);
-        memcpy(few, at, size);
-        at = few;
-        size = sizeof few;
+#if defined(__SSE2__)
+    const char *last = at + size - 16;
+    if (size >= 16) {
+        for (; at < last; at += 16)
+            if (!is_plain_block(_mm_loadu_si128((const __m128i *)(const void *)at)))
+                return false;
+        return is_plain_block(_mm_loadu_si128((const __m128i *)(const void *)last));
     }
+    if (size >= 4)
+        return is_plain_block(short_block(at, size));
+#endif
+    bool high = false;
     return json_plain_end(at, at + size, &high) == at + size && !high;
 }
 
@@ -171,6 +202,19 @@ void json_quote(struct buf *out, struct str text)
 
 void json_key_str(struct json_writer *writer, struct str key)
 {
+    if (!writer->indent && is_plain(key.data, key.size)) { /* in one piece */
+        char *start = buf_reserve(writer->out, key.size + 4), *put = start;
+        if (writer->comma)
+            *put++ = ',';
+        *put++ = '"';
+        memcpy(put, key.data, key.size);
+        put += key.size;
+        *put++ = '"';
+        *put++ = ':';
+        buf_added(writer->out, (size_t)(put - start));
+        writer->comma = false;
+        return;
+    }
     lead(writer);
     before(writer);
     json_quote(writer->out, key);

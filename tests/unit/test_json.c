@@ -412,3 +412,32 @@ TEST(what_is_quoted_reads_back_the_same)
     EXPECT(json_read(&doc, buf_str(&quoted), NULL, NULL) == 0);
     EXPECT_STR(json_str(json_root(&doc), &arena), buf_str(&text));
 }
+
+/* Quoting looks at blocks: a byte that needs care is found wherever it stands. */
+TEST(a_byte_that_needs_care_is_found_in_every_place_of_every_length)
+{
+    static const struct {
+        const char *byte, *quoted;
+    } cases[] = {{"\"", "\\\""}, {"\\", "\\\\"},           {"\x1f", "\\u001f"},
+                 {"\n", "\\n"},  {"\xff", "\xef\xbf\xbd"}, {"\x7f", "\x7f"}};
+    for (size_t size = 1; size <= 50; size++)
+        for (size_t at = 0; at < size; at++)
+            for (size_t i = 0; i < COUNT(cases); i++) {
+                char text[64], value[80], key[160];
+                memset(text, 'x', size);
+                text[at] = cases[i].byte[0];
+                snprintf(value, sizeof value, "\"%.*s%s%.*s\"", (int)at, text, cases[i].quoted,
+                         (int)(size - at - 1), text + at + 1);
+                OWN(buf) struct buf out = {0};
+                json_quote(&out, str_make(text, size));
+                EXPECT_STR(buf_str(&out), str_of(value));
+                struct json_writer writer = {.out = &out};
+                buf_clear(&out);
+                for (int twice = 0; twice < 2; twice++) {
+                    json_key_str(&writer, str_make(text, size));
+                    json_put_int(&writer, 7);
+                }
+                snprintf(key, sizeof key, "%s:7,%s:7", value, value);
+                EXPECT_STR(buf_str(&out), str_of(key));
+            }
+}
