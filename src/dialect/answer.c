@@ -109,11 +109,12 @@ static void wrap_custom(struct answer_call *call)
     call->arguments = wrapped;
 }
 
-/* Agents match results to calls by id, so a call always has one. */
+/* Agents match results to calls by id, so a call has one, unless its dialect needs none: what is
+ * made up here is not what the agent's next request says. */
 static void announce(struct answer_builder *builder, struct answer_call *call)
 {
     uint32_t index = (uint32_t)(call - builder->calls);
-    if (call->id.size == 0)
+    if (call->id.size == 0 && !call->unnamed)
         buf_format(&call->id, "call_%.*s_%u", STR_ARGS(buf_str(&builder->id)), index);
     call->announced = true;
     if (call->custom)

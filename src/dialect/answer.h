@@ -20,7 +20,8 @@ struct answer_call {
     int64_t upstream_index;
     struct buf id, name, arguments;
     bool announced;
-    bool custom; /* its arguments are free text until the answer is finished */
+    bool custom;  /* its arguments are free text until the answer is finished */
+    bool unnamed; /* has no id, and its dialect knows how to do without */
 };
 
 struct answer_builder {

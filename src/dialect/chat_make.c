@@ -9,10 +9,15 @@
 #include "base/mem.h"
 #include "dialect/chat.h"
 
+static bool is_picture(const struct trace_part *part)
+{
+    return part->kind == TRACE_PART_IMAGE && part->text.data;
+}
+
 static bool only_text(const struct trace_message *message)
 {
     for (size_t i = 0; i < message->part_count; i++)
-        if (message->parts[i].kind == TRACE_PART_IMAGE && message->parts[i].text.data)
+        if (is_picture(&message->parts[i]))
             return false;
     return true;
 }
@@ -33,7 +38,7 @@ static bool is_one_text(const struct trace_message *message, size_t at)
 static void put_part(const struct trace_part *part, struct json_writer *out)
 {
     json_begin_object(out);
-    if (part->kind == TRACE_PART_IMAGE && part->text.data) {
+    if (is_picture(part)) {
         json_set_text(out, "type", "image_url");
         json_key(out, "image_url");
         json_begin_object(out);
@@ -46,10 +51,12 @@ static void put_part(const struct trace_part *part, struct json_writer *out)
     json_end_object(out);
 }
 
-static void put_content(const struct trace_message *message, struct json_writer *out)
+/* Without its pictures, where those have to be apart. */
+static void put_content(const struct trace_message *message, bool apart, struct json_writer *out)
 {
     json_key(out, "content");
-    if (!only_text(message)) {
+    apart &= message->role == TRACE_TOOL;
+    if (!apart && !only_text(message)) {
         json_begin_array(out);
         for (size_t i = 0; i < message->part_count; i++)
             put_part(&message->parts[i], out);
@@ -62,6 +69,8 @@ static void put_content(const struct trace_message *message, struct json_writer 
     }
     OWN(buf) struct buf text = {0};
     for (size_t i = 0; i < message->part_count; i++) {
+        if (apart && is_picture(&message->parts[i]))
+            continue;
         if (i && !is_one_text(message, i))
             buf_byte(&text, '\n');
         buf_str_append(&text, text_of(&message->parts[i]));
@@ -96,7 +105,8 @@ static const char *role_of(const struct trace_message *message)
     return message->role == TRACE_DEVELOPER ? "system" : trace_role_name(message->role);
 }
 
-static void put_message(const struct trace_message *message, bool errors, struct json_writer *out)
+static void put_message(const struct trace_message *message, bool errors, bool apart,
+                        struct json_writer *out)
 {
     json_begin_object(out);
     json_set_text(out, "role", role_of(message));
@@ -106,11 +116,33 @@ static void put_message(const struct trace_message *message, bool errors, struct
         json_set_bool(out, "is_error", true);
     if (message->name.size)
         json_set_str(out, "name", message->name);
-    put_content(message, out);
+    put_content(message, apart, out);
     if (message->reasoning.size)
         json_set_str(out, "reasoning_content", message->reasoning);
     if (message->call_count)
         put_calls(message, out);
+    json_end_object(out);
+}
+
+/* OpenAI takes pictures from users only, and results only right behind their calls: those of a run
+ * of results that ends with message `at` come behind it. */
+static void put_pictures(const struct trace_message *messages, size_t at, struct json_writer *out)
+{
+    size_t from = at;
+    bool any = !only_text(&messages[at]);
+    while (from > 0 && messages[from - 1].role == TRACE_TOOL)
+        any |= !only_text(&messages[--from]);
+    if (!any)
+        return;
+    json_begin_object(out);
+    json_set_text(out, "role", "user");
+    json_key(out, "content");
+    json_begin_array(out);
+    for (; from <= at; from++)
+        for (size_t i = 0; i < messages[from].part_count; i++)
+            if (is_picture(&messages[from].parts[i]))
+                put_part(&messages[from].parts[i], out);
+    json_end_array(out);
     json_end_object(out);
 }
 
@@ -201,8 +233,13 @@ void chat_write_request(const struct trace_request *request,
     json_set_str(&json, "model", override->model.data ? override->model : request->model);
     json_key(&json, "messages");
     json_begin_array(&json);
-    for (size_t i = 0; i < request->message_count; i++)
-        put_message(&request->messages[i], override->errors, &json);
+    bool apart = override->engine == DIALECT_ENGINE_OPENAI;
+    for (size_t i = 0; i < request->message_count; i++) {
+        put_message(&request->messages[i], override->errors, apart, &json);
+        bool last = i + 1 == request->message_count || request->messages[i + 1].role != TRACE_TOOL;
+        if (apart && last && request->messages[i].role == TRACE_TOOL)
+            put_pictures(request->messages, i, &json);
+    }
     json_end_array(&json);
     bool tools = put_tools(request, &json);
     put_sampling(&request->sampling, override, &json);

@@ -19,6 +19,7 @@ struct dialect {
     const char *keepalive;
     const char *keepalive_event; /* a real event that says nothing */
     const char *count_key;       /* of the answer to a count; NULL: "input_tokens" */
+    const char *count_object;    /* what it says it is; NULL: nothing */
     bool model_in_path;          /* and whether to stream, too */
     bool in_order;               /* streams have one thing open at a time: writer.c sees to it */
 

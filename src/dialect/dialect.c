@@ -132,8 +132,13 @@ void dialect_upstream_path(const struct dialect *dialect, struct str model, bool
 
 void dialect_write_count(const struct dialect *dialect, size_t tokens, struct buf *out)
 {
-    buf_format(out, "{\"%s\":%zu}", dialect->count_key ? dialect->count_key : "input_tokens",
-               tokens);
+    struct json_writer json = {.out = out};
+    json_begin_object(&json);
+    if (dialect->count_object)
+        json_set_text(&json, "object", dialect->count_object);
+    json_set_int(&json, dialect->count_key ? dialect->count_key : "input_tokens",
+                 (long long)tokens);
+    json_end_object(&json);
 }
 
 struct str dialect_route_model(const struct dialect_route *route, struct arena *arena)

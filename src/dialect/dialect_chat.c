@@ -204,6 +204,19 @@ static int take_call(struct answer_builder *builder, struct json call, int64_t i
     return 0;
 }
 
+static int take_function(struct answer_builder *builder, struct json function,
+                         struct arena *scratch, struct err *err)
+{
+    struct str name = json_str(json_get(function, "name"), scratch);
+    struct answer_call *target = answer_call(builder, 0, STR_NONE, name);
+    if (!target)
+        return err_set(err, ERR_PROTOCOL, "the model server's answer has more than %d tool calls",
+                       ANSWER_CALLS_MAX);
+    answer_call_add(builder, target, STR_NONE, name,
+                    json_str(json_get(function, "arguments"), scratch));
+    return 0;
+}
+
 /* Of a stream only what cannot be told from its text is kept: signed, encrypted, unknown. */
 static void take_details(struct answer_builder *builder, struct json details, bool whole,
                          bool readable, struct arena *scratch)
@@ -234,6 +247,10 @@ static int take_message(struct answer_builder *builder, struct json message, boo
                  json_type(thought) != JSON_STRING, scratch);
     take_content(builder, json_get(message, "content"), scratch);
     take_piece(builder, TRACE_DELTA_REFUSAL, json_get(message, "refusal"), scratch);
+    /* Before there were several: one, without an id. */
+    struct json old = json_get(message, "function_call");
+    if (json_type(old) == JSON_OBJECT && take_function(builder, old, scratch, err) < 0)
+        return -1;
     int64_t at = 0;
     JSON_EACH (item, json_get(message, "tool_calls")) {
         int64_t index = whole ? at++ : json_int_or(json_get(item.value, "index"), -1);

@@ -58,6 +58,7 @@ static int take_part(struct answer_builder *builder, struct json part, struct ar
         return err_set(err, ERR_PROTOCOL, "the model server's answer has more than %d tool calls",
                        ANSWER_CALLS_MAX);
     struct json arguments = json_get(call, "args");
+    target->unnamed = !id.size;
     answer_call_add(builder, target, id, name,
                     json_exists(arguments) ? json_raw(arguments) : STR("{}"));
     return 0;

@@ -216,6 +216,7 @@ static bool responses_strip(struct json data, const struct dialect_reader_option
 
 static const struct dialect_path paths[] = {
     {"POST", "/responses", false, DIALECT_ROUTE_CALL},
+    {"POST", "/responses/input_tokens", false, DIALECT_ROUTE_COUNT},
     {0},
 };
 
@@ -224,6 +225,7 @@ const struct dialect dialect_responses = {
     .summary = "OpenAI responses",
     .paths = paths,
     .upstream_path = "/responses",
+    .count_object = "response.input_tokens",
     .keepalive = "data: {\"type\":\"keepalive\"}\n\n",
     .keepalive_event = "data: {\"type\":\"keepalive\"}\n\n",
     .in_order = true,

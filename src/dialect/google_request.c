@@ -429,6 +429,23 @@ int google_read_request(struct json body, struct dialect_skim *skim, struct aren
     return 0;
 }
 
+struct edits {
+    struct json_edit rows[8];
+    size_t count;
+};
+
+/* In the agent's spelling; what it says in the other one as well goes, whichever the server would
+ * heed. No `value`: only that. */
+static void impose(struct edits *edits, struct json object, const char *camel, const char *snake,
+                   struct str value)
+{
+    const char *key = spelling(object, camel, snake), *other = key == camel ? snake : camel;
+    if (value.data)
+        edits->rows[edits->count++] = (struct json_edit){key, value};
+    if (json_exists(json_get(object, other)))
+        edits->rows[edits->count++] = (struct json_edit){other, STR_NONE};
+}
+
 void google_rewrite_request(struct json body, const struct dialect_override *override,
                             struct buf *out)
 {
@@ -436,31 +453,31 @@ void google_rewrite_request(struct json body, const struct dialect_override *ove
     OWN(buf) struct buf top_p = {0};
     OWN(buf) struct buf max = {0};
     OWN(buf) struct buf settings = {0};
-    struct json_edit edits[4];
-    size_t count = 0;
-    const char *key = spelling(body, "generationConfig", "generation_config");
-    struct json old = json_get(body, key);
+    struct edits edits = {0}, whole = {0};
+    struct json old = get_either(body, "generationConfig", "generation_config");
     if (override->has_temperature) {
         json_put_double(&(struct json_writer){.out = &temperature}, override->temperature);
-        edits[count++] = (struct json_edit){"temperature", buf_str(&temperature)};
+        edits.rows[edits.count++] = (struct json_edit){"temperature", buf_str(&temperature)};
     }
     if (override->has_top_p) {
         json_put_double(&(struct json_writer){.out = &top_p}, override->top_p);
-        edits[count++] = (struct json_edit){spelling(old, "topP", "top_p"), buf_str(&top_p)};
+        impose(&edits, old, "topP", "top_p", buf_str(&top_p));
     }
-    const char *limit = spelling(old, "maxOutputTokens", "max_output_tokens");
-    if (read_cap(override->tokens_max, json_get(old, limit))) {
+    if (read_cap(override->tokens_max, get_either(old, "maxOutputTokens", "max_output_tokens")))
         buf_format(&max, "%lld", (long long) override->tokens_max);
-        edits[count++] = (struct json_edit){limit, buf_str(&max)};
-    }
+    if (override->tokens_max)
+        impose(&edits, old, "maxOutputTokens", "max_output_tokens", buf_str(&max));
     if (override->thinking_off)
-        edits[count++] = (struct json_edit){spelling(old, "thinkingConfig", "thinking_config"),
-                                            STR("{\"thinkingBudget\":0}")};
+        impose(&edits, old, "thinkingConfig", "thinking_config", STR("{\"thinkingBudget\":0}"));
     struct json_doc none = {0};
     if (json_type(old) != JSON_OBJECT && json_read(&none, STR("{}"), NULL, NULL) == 0)
         old = json_root(&none);
-    json_splice(old, edits, count, &settings);
-    struct json_edit whole = {key, buf_str(&settings)};
-    json_splice_around(body, &whole, count ? 1 : 0, out, override->gap);
+    json_splice(old, edits.rows, edits.count, &settings);
+    bool imposes = override->has_temperature || override->has_top_p || override->tokens_max ||
+                   override->thinking_off;
+    if (imposes)
+        impose(&whole, body, "generationConfig", "generation_config",
+               edits.count ? buf_str(&settings) : STR_NONE);
+    json_splice_around(body, whole.rows, whole.count, out, override->gap);
     json_doc_deinit(&none);
 }

@@ -120,7 +120,8 @@ static void put_call(struct str id, struct str name, struct str arguments, struc
     json_begin_object(out);
     json_key(out, "functionCall");
     json_begin_object(out);
-    json_set_str(out, "id", id);
+    if (id.size)
+        json_set_str(out, "id", id);
     json_set_str(out, "name", name);
     json_key(out, "args");
     if (object) {

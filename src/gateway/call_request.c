@@ -98,7 +98,8 @@ void call_rewrite(struct call *call)
     if ((!proxy && !call->anew) || !session->model->base_url || session->mode == GATEWAY_GATE)
         return;
     if (!proxy) {
-        struct dialect_override nothing = {.usage = call->request.stream};
+        struct dialect_override nothing = {.engine = session->model->engine,
+                                           .usage = call->request.stream};
         (void)dialect_write_request(call->api, &call->request, &nothing, &call->rewritten);
         return;
     }

@@ -219,6 +219,20 @@ static void write_translated(const struct object *object, struct json body, stru
         write_prefix(object, out);
 }
 
+/* Tokens the agent itself gives: beside its messages, or as the prompt of completions. */
+static struct json prompt_ids(const struct dialect *dialect, struct json body)
+{
+    struct json prompt = json_get(body, "prompt_token_ids");
+    if (dialect == &dialect_completions) {
+        prompt = json_get(body, "prompt");
+        if (json_type(json_at(prompt, 0)) == JSON_ARRAY)
+            prompt = json_at(prompt, 0);
+        if (json_type(json_at(prompt, 0)) != JSON_NUMBER)
+            return (struct json){0};
+    }
+    return json_type(prompt) == JSON_ARRAY ? prompt : (struct json){0};
+}
+
 void hold_object_write(void *payload, bool raw, struct json_writer *out)
 {
     const struct object *object = payload;
@@ -243,8 +257,8 @@ void hold_object_write(void *payload, bool raw, struct json_writer *out)
         write_prefix(object, out);
     } else
         write_translated(object, body, out);
-    struct json prompt = json_get(body, "prompt_token_ids");
-    if (json_type(prompt) == JSON_ARRAY)
+    struct json prompt = prompt_ids(object->dialect, body);
+    if (json_exists(prompt))
         write_part(object, "prompt_token_ids", json_raw(prompt), out);
     if (raw)
         write_part(object, "raw", json_raw(body), out);

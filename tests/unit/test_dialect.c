@@ -98,6 +98,12 @@ TEST(thinking_is_switched_off_and_limits_are_kept_in_every_dialect)
         {&dialect_google, "{\"x\":1}",
          "{\"x\":1,\"generationConfig\":{\"maxOutputTokens\":64,\"thinkingConfig\":"
          "{\"thinkingBudget\":0}}}"},
+        /* In both spellings at once, whichever the server would heed. */
+        {&dialect_google,
+         "{\"generationConfig\":{\"maxOutputTokens\":9,\"max_output_tokens\":99},"
+         "\"generation_config\":{\"maxOutputTokens\":999}}",
+         "{\"generationConfig\":{\"maxOutputTokens\":9,\"thinkingConfig\":{\"thinkingBudget\":0}}"
+         "}"},
         {&dialect_completions, "{\"max_tokens\":99}",
          "{\"max_tokens\":64,\"chat_template_kwargs\":{\"enable_thinking\":false}}"},
         /* Said twice, it is imposed twice. */

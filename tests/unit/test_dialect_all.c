@@ -723,6 +723,11 @@ TEST(routes_are_found_with_and_without_their_version)
     EXPECT_INT(dialect_find_route(STR("POST"), STR("/messages")).kind, DIALECT_ROUTE_CALL);
     EXPECT_INT(dialect_find_route(STR("POST"), STR("/v1/messages/count_tokens")).kind,
                DIALECT_ROUTE_COUNT);
+    route = dialect_find_route(STR("POST"), STR("/v1/responses/input_tokens"));
+    EXPECT_INT(route.kind, DIALECT_ROUTE_COUNT);
+    OWN(buf) struct buf counted = {0};
+    dialect_write_count(route.dialect, 7, &counted);
+    EXPECT_TEXT(buf_text(&counted), "{\"object\":\"response.input_tokens\",\"input_tokens\":7}");
     EXPECT_INT(dialect_find_route(STR("GET"), STR("/v1/responses")).kind, DIALECT_ROUTE_METHOD);
     EXPECT_INT(dialect_find_route(STR("POST"), STR("/v1/rollouts")).kind, DIALECT_ROUTE_NONE);
 }

@@ -53,6 +53,20 @@ static char *answer_text(const struct trace_answer *answer)
     return buf_take(&out);
 }
 
+/* Chat completions need ids where another dialect has none. */
+static const struct trace_tool_call *named_calls(const struct trace_answer *answer,
+                                                 struct arena *arena)
+{
+    size_t count = answer->message.call_count;
+    struct trace_tool_call *calls = arena_alloc(arena, count * sizeof *calls);
+    for (size_t i = 0; i < count; i++) {
+        calls[i] = answer->message.calls[i];
+        if (!calls[i].id.size)
+            calls[i].id = str_of(arena_format(arena, "call_%zu", i));
+    }
+    return calls;
+}
+
 /* Our own stream and our own body must mean the same as the upstream's. Tokens do not travel to
  * agents. */
 static void check_round_trip(const char *name, const struct trace_request *request,
@@ -70,9 +84,10 @@ static void check_round_trip(const char *name, const struct trace_request *reque
         plain.model = request->model;
     if (!plain.id.data)
         plain.id = STR("x");
+    OWN(arena) struct arena arena = {0};
+    plain.message.calls = named_calls(&plain, &arena);
     OWN(mem) char *wanted = answer_text(&plain);
 
-    OWN(arena) struct arena arena = {0};
     OWN(buf) struct buf out = {0};
     struct trace_answer again;
     struct err err = {0};

@@ -591,3 +591,58 @@ TEST(state_of_another_dialect_is_not_written)
         EXPECT(str_find(buf_str(&out), STR("\"hm\"")) > 0);
     }
 }
+
+/* ---------------------------------------------------------------- calls, old and without names */
+
+TEST(a_call_in_the_older_form_is_a_call)
+{
+    static const char stream[] =
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"function_call\":{\"name\":"
+        "\"look\",\"arguments\":\"\"}}}]}\n\n"
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"function_call\":{"
+        "\"arguments\":\"{\\\"a\\\":1}\"}}}]}\n\n"
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":"
+        "\"function_call\"}]}\n\ndata: [DONE]\n\n";
+    static const char whole[] =
+        "{\"id\":\"c\",\"choices\":[{\"index\":0,\"message\":{\"content\":null,\"function_call\":{"
+        "\"name\":\"look\",\"arguments\":\"{\\\"a\\\":1}\"}},\"finish_reason\":"
+        "\"function_call\"}]}";
+    for (int i = 0; i < 2; i++) {
+        OWN(arena) struct arena arena = {0};
+        struct trace_answer got;
+        if (read_back(&dialect_chat, i, i ? STR(stream) : STR(whole), &arena, &got) < 0)
+            return;
+        EXPECT_INT(got.finish, TRACE_FINISH_TOOL_CALLS);
+        EXPECT_INT(got.message.call_count, 1);
+        EXPECT_STR(got.message.calls[0].name, STR("look"));
+        EXPECT_STR(got.message.calls[0].arguments, STR("{\"a\":1}"));
+    }
+}
+
+/* Google's calls may have no id, and the agent's next request numbers them: an id that was made up
+ * for the record would make another message of it. */
+TEST(a_call_of_googles_without_an_id_is_the_same_call_in_the_next_request)
+{
+    static const char stream[] =
+        "data: {\"responseId\":\"r\",\"candidates\":[{\"content\":{\"parts\":[{"
+        "\"functionCall\":{\"name\":\"look\",\"args\":{\"a\":1}}}]},\"finishReason\":\"STOP\"}]}"
+        "\n\n";
+    static const char next[] =
+        "{\"contents\":[{\"role\":\"model\",\"parts\":[{\"functionCall\":{\"name\":\"look\","
+        "\"args\":{\"a\":1}}}]},{\"role\":\"user\",\"parts\":[{\"functionResponse\":{\"name\":"
+        "\"look\",\"response\":{}}}]}]}";
+    OWN(arena) struct arena arena = {0};
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf out = {0};
+    struct trace_answer got;
+    struct trace_request request;
+    struct err err = {0};
+    struct dialect_route route = {.kind = DIALECT_ROUTE_CALL, .dialect = &dialect_google};
+    if (read_back(&dialect_google, true, STR(stream), &arena, &got) < 0)
+        return;
+    EXPECT_INT(json_read(&doc, STR(next), NULL, NULL), 0);
+    EXPECT_INT(dialect_read_request(&route, json_root(&doc), &arena, &request, &err), 0);
+    EXPECT(trace_message_same(&got.message, &request.messages[0]));
+    dialect_write_answer(&dialect_google, &asked, &got, &out);
+    EXPECT(str_find(buf_str(&out), STR("\"functionCall\":{\"name\":\"look\"")) > 0);
+}

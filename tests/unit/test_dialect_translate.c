@@ -365,3 +365,44 @@ TEST(settings_of_completions_are_those_of_chat)
     };
     check_rows(rows, COUNT(rows));
 }
+
+/* ---------------------------------------------------------------- vendors' servers */
+
+/* OpenAI takes pictures from users only, and results only right behind their calls. */
+TEST(pictures_in_results_come_behind_them_for_openai)
+{
+    static const char body[] =
+        "{'model':'m','max_tokens':9,'messages':[{'role':'assistant','content':[{'type':'tool_use',"
+        "'id':'a','name':'f','input':{}},{'type':'tool_use','id':'b','name':'f','input':{}}]},{"
+        "'role':'user','content':[{'type':'tool_result','tool_use_id':'a','content':[{'type':'text'"
+        ","
+        "'text':'T'},{'type':'image','source':{'type':'url','url':'http://x/1'}}]},{'type':"
+        "'tool_result','tool_use_id':'b','content':[{'type':'image','source':{'type':'url','url':"
+        "'http://x/2'}}]},{'type':'text','text':'go on'}]}]}";
+    static const struct {
+        enum dialect_engine engine;
+        const char *has;
+    } rows[] = {
+        {DIALECT_ENGINE_OPENAI,
+         "{'role':'tool','tool_call_id':'a','content':'T'},{'role':'tool','tool_call_id':'b',"
+         "'content':''},{'role':'user','content':[{'type':'image_url','image_url':{'url':"
+         "'http://x/1'}},{'type':'image_url','image_url':{'url':'http://x/2'}}]},{'role':'user',"
+         "'content':'go on'}]"},
+        {DIALECT_ENGINE_VLLM,
+         "{'role':'tool','tool_call_id':'b','content':[{'type':'image_url','image_url':{'url':"
+         "'http://x/2'}}]}"},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        OWN(json_doc) struct json_doc doc = {0};
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf bytes = {0}, chat = {0}, has = {0};
+        struct dialect_override override = {.engine = rows[i].engine};
+        struct trace_request request;
+        struct err err = {0};
+        EXPECT_INT(read_request(ANTHROPIC, body, &doc, &bytes, &arena, &request, &err), 0);
+        EXPECT(dialect_write_request(&dialect_chat, &request, &override, &chat));
+        unquote(rows[i].has, &has);
+        if (str_find(buf_str(&chat), buf_str(&has)) < 0)
+            test_fail(__FILE__, __LINE__, "%s\n  is not in %s", buf_text(&has), buf_text(&chat));
+    }
+}

@@ -864,6 +864,25 @@ TEST(a_setting_that_is_null_is_none)
     gate_world_end(&trainer);
 }
 
+/* Nothing here turns tokens into a text: a trainer gets them as what they are. */
+TEST(a_prompt_of_token_ids_reaches_the_trainer_as_such)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    struct reply reply;
+    OWN(json_doc) struct json_doc doc = {0};
+    agent_ask_at(&world, &reply, "/v1/completions", STR("{\"model\":\"m\",\"prompt\":[[5,6,7]]}"));
+    take(&trainer);
+    EXPECT_INT(json_read(&doc, buf_str(&trainer.object), NULL, NULL), 0);
+    EXPECT_STR(json_raw(json_get(json_root(&doc), "prompt_token_ids")), STR("[5,6,7]"));
+    EXPECT_INT(give(&trainer, "{\"text\":\"ok\"}", NULL), 0);
+    reply_wait(&reply);
+    EXPECT(reply_has(&reply, "\"text\":\"ok\""));
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
 /* Little as it is, it is an answer. */
 TEST(answers_of_few_words_are_answers)
 {
