@@ -327,6 +327,19 @@ def keepers(home):
     return found
 
 
+def main_keepers(home):
+    """Those of them whose parent is no keeper: not a sandbox's own first process."""
+    all_, found = keepers(home), []
+    for pid in all_:
+        try:
+            parent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:  # it has gone since
+            continue
+        if parent not in all_:
+            found.append(pid)
+    return found
+
+
 def run_dirs():
     """Private folders of keepers, outside the homes."""
     found = set()

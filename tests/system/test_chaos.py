@@ -231,7 +231,7 @@ def test_chaos(postern, tmp, agent):
                 mode="proxy", model=f"http://127.0.0.1:{upstream.server_address[1]}/v1#m")
             seeds[service.submit(**order)] = seed
         end, kills = time.monotonic() + SECONDS, 0
-        while time.monotonic() < end:
+        while time.monotonic() < end or kills < SECONDS / 5:  # a slow machine takes longer for as many
             time.sleep(1.5 + dice.random() * 2.5)
             service.restart()
             kills += 1
@@ -240,7 +240,6 @@ def test_chaos(postern, tmp, agent):
             service.result(id_, 600)
         taken = [answer for id_, seed in seeds.items() for answer in check(service, id_, seed)]
         assert len(taken) == len(set(taken)) == AGENTS * TURNS
-        assert kills >= SECONDS / 5
         service.over()
     finally:
         trainers.stop()

@@ -210,7 +210,7 @@ def test_doctor_reports_each_primitive(bare_postern):
 def test_output_that_cannot_be_written_is_not_success(bare_postern):
     with open("/dev/full", "wb") as full:
         done = subprocess.run([lib.PROGRAM, "help"], stdout=full, stderr=subprocess.PIPE, env=bare_postern.environment(),
-                              timeout=30)
+                              timeout=60)
     assert done.returncode not in (0, 1) and len(done.stderr.splitlines()) == 1, done
 
 

@@ -570,11 +570,11 @@ def test_work_for_an_agent_that_left_is_given_up(client, streaming):
         yield "be"
         await hang()
 
-    with pc.GateWorker(client, pieces if streaming else whole, lease_ms=600) as worker:
+    with pc.GateWorker(client, pieces if streaming else whole, lease_ms=3000) as worker:
         rollout = submit(client)
         assert begun.wait(60)
         client.cancel(rollout)
-        assert ended.wait(30)
+        assert ended.wait(60)
     assert worker.lost == 1 and worker.failed == 0
     assert client.wait(rollout, 60)["fate"] == "cancelled"
 

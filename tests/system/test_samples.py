@@ -233,7 +233,7 @@ def test_the_api_gives_both_forms(postern, rolled):
             assert body.encode() == (postern.home / "rollouts" / result["id"] / "samples.jsonl").read_bytes()
         request = urllib.request.Request(f"{server.base}/v1/rollouts/{rolled[2]['id']}/samples?format=binary",
                                          headers={"Authorization": f"Bearer {server.token}"})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             data = answer.read()
         magic, version, head, count, table, records, total = struct.unpack_from("<8sIIQQQQ", data)
         assert (magic, version, head, count, total) == (b"POSTERNS", 1, 64, 2, len(data))

@@ -34,7 +34,7 @@ class Server:
         if token:
             request.add_header("Authorization", f"Bearer {self.token if token is True else token}")
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -125,7 +125,7 @@ def test_rollouts_can_be_looked_at(postern, tmp):
                          ids=["zeroes", "version", "long line", "length", "two lengths", "many headers"])
 def test_nonsense_does_not_hurt_it(server, data):
     host, port = server.base[7:].split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as peer:
+    with socket.create_connection((host, int(port)), timeout=60) as peer:
         try:
             peer.sendall(data)
             answer = peer.recv(1000)

@@ -159,7 +159,7 @@ def test_a_reader_that_does_not_read_costs_no_memory(postern, tmp):
     try:
         peers = []
         for _ in range(8):
-            peer = socket.create_connection(("127.0.0.1", service.port), timeout=20)
+            peer = socket.create_connection(("127.0.0.1", service.port), timeout=60)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.sendall(f"GET /v1/events?after=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.control.token}\r\n\r\n"
                          .encode())

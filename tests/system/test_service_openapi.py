@@ -64,7 +64,7 @@ def test_every_documented_route_answers_and_no_other(service):
         for method in operations:
             if method not in ("get", "post", "delete"):
                 continue
-            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
             connection.request(method.upper(), real, "{}" if method == "post" else None, service.control.headers)
             answer = connection.getresponse()
             stream = (answer.getheader("content-type") or "").startswith("text/event-stream")
@@ -115,7 +115,7 @@ def test_answers_have_the_shapes_they_promise(service, model):
 
 
 def raw(service, path):
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     try:
         connection.request("GET", path, headers=service.control.headers)
         answer = connection.getresponse()

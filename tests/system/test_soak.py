@@ -228,7 +228,7 @@ class Night:
         until(lambda: self.numbers("postern_gateway_sessions") == [0], 60, "the sessions to close")
         self.client.close()
         pid = self.server.process.pid
-        keeper, = main_keepers(self.home)
+        keeper, = lib.main_keepers(self.home)
         until(lambda: settled_descriptors(pid) and settled_descriptors(keeper), 60, "the descriptors to settle")
         return {"rss": lib.status_of(pid, "VmRSS"), "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
                 "threads": lib.status_of(pid, "Threads"), "keeper rss": lib.status_of(keeper, "VmRSS"),
@@ -252,13 +252,6 @@ class Finals:
                     self.trouble = event
         except pc.PosternError as error:
             self.trouble = self.trouble or error
-
-
-def main_keepers(home):
-    """Those whose parent is no keeper."""
-    all_ = lib.keepers(home)
-    return [pid for pid in all_
-            if int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) not in all_]
 
 
 def settled_descriptors(pid):
