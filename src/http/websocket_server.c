@@ -3,7 +3,8 @@
  *     open ──close sent──► closing ──close seen, or too late──► over (on_closed, once)
  *       └──close seen, peer gone, nonsense──────────────────────►
  *
- * Pings go out when nothing was heard for a while; a peer that is silent even then is gone. */
+ * Pings go out when nothing was heard for a while; a peer that is silent even then is gone, unless
+ * it is us who do not listen. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -28,6 +29,7 @@ struct http_websocket {
     uint64_t heard_ms;
     bool closing; /* our close frame is out */
     bool closed;  /* on_closed was called, or its owner let go */
+    bool paused;
 };
 
 static void websocket_free(void *argument)
@@ -127,7 +129,7 @@ static void on_timer(struct loop_timer *timer)
 {
     struct http_websocket *socket = timer->context;
     uint64_t quiet = loop_now_ms(socket->loop) - socket->heard_ms;
-    if (socket->closing || quiet >= SILENCE_MS_MAX) {
+    if (socket->closing || (quiet >= SILENCE_MS_MAX && !socket->paused)) {
         finish(socket, GONE, true);
         return;
     }
@@ -207,12 +209,14 @@ size_t http_websocket_send_rope(struct http_websocket *socket, struct rope *text
 
 void http_websocket_pause(struct http_websocket *socket)
 {
+    socket->paused = true;
     if (socket->exchange)
         http_exchange_pause(socket->exchange);
 }
 
 void http_websocket_resume(struct http_websocket *socket)
 {
+    socket->paused = false;
     socket->heard_ms = loop_now_ms(socket->loop);
     if (socket->exchange)
         http_exchange_resume(socket->exchange);

@@ -155,14 +155,19 @@ static void accept_request(void *context, struct http_exchange *exchange)
     "GET /ws HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"     \
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 
-static void open_websocket_world(void)
+static void open_websocket_world_on(struct loop *on)
 {
     signal(SIGPIPE, SIG_DFL);
-    loop = loop_new(NULL);
+    loop = on;
     server = http_server_new(
         loop, &(struct http_server_options){.on_request = accept_request, .body_bytes_max = 10});
     if (http_server_listen_tcp(server, "127.0.0.1", 0, &port, NULL) < 0)
         abort();
+}
+
+static void open_websocket_world(void)
+{
+    open_websocket_world_on(loop_new(NULL));
 }
 
 /* The limit of bodies does not count for what comes after the upgrade. */
@@ -256,5 +261,29 @@ TEST(an_ordinary_request_is_no_websocket)
         EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 400 ")));
         close(fd);
     }
+    close_world();
+}
+
+TEST(silence_is_held_against_a_peer_only_while_we_listen)
+{
+    open_websocket_world_on(loop_new_virtual(NULL));
+    OWN(buf) struct buf in = {0};
+    OWN(buf) struct buf out = {0};
+    int fd = tcp_peer();
+    say(fd, STR(HANDSHAKE));
+    EXPECT(hear_until(fd, &in, "\r\n\r\n"));
+    http_websocket_pause(wire);
+    frame(&out, 0x81, "still here", 10);
+    say(fd, buf_str(&out));
+    uint64_t begin = loop_now_ms(loop);
+    while (loop_now_ms(loop) - begin < 180000)
+        loop_once(loop, 1000);
+    EXPECT_INT(closed_code, 0);
+    http_websocket_resume(wire);
+    EXPECT(hear_until(fd, &in, "still here"));
+    WAIT(closed_code); /* it answers no ping */
+    EXPECT_INT(closed_code, 1006);
+    close(fd);
+    buf_deinit(&heard);
     close_world();
 }
