@@ -24,7 +24,6 @@
 #include "gateway/inner.h"
 #include "store/store.h"
 
-#define ANSWERS_MAX 16 /* more cannot have been under way; see gateway_limits.in_flight_max */
 #define LINES_BYTES_MAX ((size_t)1 << 30)
 #define ARENA_BYTES_MAX ((size_t)512 << 20)
 
@@ -321,7 +320,8 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
     }
     count_entry(session, old, record);
     struct retry_key key;
-    bool unsure = old->answered && answers_after < ANSWERS_MAX && read_key(record, &key) &&
+    bool unsure = old->answered && answers_after < session->limits.in_flight_max &&
+                  read_key(record, &key) &&
                   !map_get(&olds->taken, str_make(&old->number, sizeof old->number));
     bool lineless = session->lines.fd >= 0 && !map_get(lines, str_of(old->id));
     bool played = session->model->script || session->model->replay;

@@ -26,7 +26,7 @@
 #include "base/mem.h"
 #include "gateway/inner.h"
 
-#define MEMORIES_MAX 64
+#define MEMORIES_MAX 64                       /* and as many as may be in flight */
 #define MEMORY_BYTES_MAX ((size_t)4 << 20)    /* all of a session's, but for the newest */
 #define MEMORY_BYTES_TIGHT ((size_t)64 << 10) /* while the lane holds more than this in all: */
 #define LANE_BYTES_MAX ((size_t)256 << 20)
@@ -84,9 +84,10 @@ static void forget(struct retries *retries, struct retry *retry)
 /* With very many rollouts on a lane each gets less. */
 static bool crowded(const struct retries *retries)
 {
+    const struct gateway_session *session = LIST_OF(retries, struct gateway_session, retries);
     bool tight = retries->gateway->remembered_bytes > LANE_BYTES_MAX;
     return retries->bytes > (tight ? MEMORY_BYTES_TIGHT : MEMORY_BYTES_MAX) ||
-           retries->count > MEMORIES_MAX;
+           (retries->count > MEMORIES_MAX && retries->count / 2 >= session->limits.in_flight_max);
 }
 
 /* Calls in flight are bounded by the session's limit and stay. Answers that were taken go first;

@@ -155,6 +155,39 @@ TEST(an_answer_that_certainly_arrived_is_not_given_again)
     world_end(&world);
 }
 
+enum { PARALLEL = 80 };
+
+static void act_parallel(struct world *world)
+{
+    static struct reply replies[PARALLEL];
+    for (int i = 0; i < PARALLEL; i++) {
+        OWN(mem) char *text = mem_format("question %d", i);
+        OWN(mem) char *body = body_of(text, false);
+        agent_ask(world, &replies[i], body);
+    }
+    for (int i = 0; i < PARALLEL; i++)
+        reply_wait(&replies[i]);
+}
+
+/* As many as may be in flight may not have arrived. */
+TEST(answers_to_many_calls_at_once_are_all_given_again)
+{
+    struct world world = {0};
+    struct gateway_limits limits = {.in_flight_max = PARALLEL, .connections_max = PARALLEL + 1};
+    die_after(&world, (struct gateway_session_options){.limits = limits}, act_parallel);
+    start(&world, (struct gateway_session_options){.restore = true, .limits = limits});
+    for (int i = 0; i < PARALLEL; i++) {
+        OWN(mem) char *text = mem_format("question %d", i);
+        struct reply reply;
+        ask(&world, text, false, &reply);
+        EXPECT(reply_has(&reply, "old "));
+        buf_deinit(&reply.body);
+    }
+    EXPECT_INT(world.upstream_calls, 0);
+    EXPECT_INT(gateway_session_stats(world.session)->calls, PARALLEL);
+    world_end(&world);
+}
+
 /* ---------------------------------------------------------------- open */
 static void act_open(struct world *world)
 {
