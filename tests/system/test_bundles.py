@@ -192,8 +192,7 @@ def test_an_interrupted_install_leaves_nothing(postern, tmp, number):
         assert [path.name[:8] for path in (postern.home / "bundles").iterdir() if path.name != ".lock"] == ["made-1.0"]
     else:
         assert installed(postern) == []
-        lib.until(lambda: not any(mark.encode() in p.read_bytes() for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if p.exists()),
-                  what="the end of the build's processes")
+        lib.until(lambda: not lib.processes(mark), what="the end of the build's processes")
 
 
 def test_installs_at_once_build_once(postern, tmp):

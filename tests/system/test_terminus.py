@@ -205,5 +205,4 @@ def test_what_runs_in_the_terminal_goes_with_the_agent(terminus, tmp):
 
     code, _, _ = terminus(answer, "--no-confirm")
     assert code == 0
-    lib.until(lambda: mark.encode() not in b"".join(p.read_bytes() for p in pathlib.Path("/proc").glob("[0-9]*/cmdline")
-                                                    if p.exists()), what="the end of a sleep")
+    lib.until(lambda: not lib.processes(mark), what="the end of a sleep")
