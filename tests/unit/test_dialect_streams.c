@@ -646,3 +646,103 @@ TEST(a_call_of_googles_without_an_id_is_the_same_call_in_the_next_request)
     dialect_write_answer(&dialect_google, &asked, &got, &out);
     EXPECT(str_find(buf_str(&out), STR("\"functionCall\":{\"name\":\"look\"")) > 0);
 }
+
+/* ---------------------------------------------------------------- any order */
+
+#define CALLS 4
+#define DELTAS 24
+
+static uint32_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(*state >> 33);
+}
+
+/* What was said, all in one, whatever came between. */
+struct said {
+    struct buf text, thought;
+    struct buf arguments[CALLS];
+    size_t calls;
+};
+
+static void said_deinit(struct said *said)
+{
+    buf_deinit(&said->text);
+    buf_deinit(&said->thought);
+    for (size_t i = 0; i < CALLS; i++)
+        buf_deinit(&said->arguments[i]);
+}
+
+/* The next piece of a call's arguments, or a call that begins, a text, a thought. */
+static void say_one(uint64_t *state, struct said *said, struct dialect_writer *writer,
+                    struct buf *out)
+{
+    static const char arguments[] = "{\"a\":{\"b\":\"}{\"},\"c\":[1,\"\\\"\"]}";
+    static const char *const words[] = {"one ", "\xc3\xbc", "\"{", "}\n"};
+    static const char *const names[] = {"look", "s__look", "patch", "unknown"};
+    char id[8];
+    struct trace_delta delta = {.index = next_random(state) % CALLS};
+    struct buf *piece = &said->arguments[delta.index];
+    uint32_t kind = next_random(state) % 4;
+    if (kind < 2) {
+        delta.kind = kind ? TRACE_DELTA_TEXT : TRACE_DELTA_REASONING;
+        delta.text = str_of(words[next_random(state) % COUNT(words)]);
+        buf_str_append(kind ? &said->text : &said->thought, delta.text);
+    } else if (delta.index >= said->calls) {
+        delta.kind = TRACE_DELTA_CALL;
+        delta.index = (uint32_t)said->calls++;
+        snprintf(id, sizeof id, "c%u", delta.index);
+        delta.id = str_of(id);
+        delta.name = str_of(names[next_random(state) % COUNT(names)]);
+    } else {
+        size_t left = sizeof arguments - 1 - piece->size;
+        delta.kind = TRACE_DELTA_ARGUMENTS;
+        delta.text = str_make(arguments + piece->size, left < 9 ? left : 9);
+        buf_str_append(piece, delta.text);
+        if (!left)
+            return;
+    }
+    dialect_writer_delta(writer, &delta, out);
+}
+
+/* Custom tools hand on the text that is their input, or what the model wrote instead. */
+static void expect_said(const char *name, struct said *said, const struct trace_answer *got)
+{
+    OWN(arena) struct arena arena = {0};
+    struct str text = trace_message_text(&got->message, &arena);
+    bool same = str_equal(text, buf_str(&said->text)) &&
+                str_equal(got->message.reasoning, buf_str(&said->thought)) &&
+                got->message.call_count == said->calls;
+    for (size_t i = 0; same && i < said->calls; i++) {
+        struct str arguments = got->message.calls[i].arguments;
+        bool whole = str_ends(buf_str(&said->arguments[i]), STR("]}"));
+        same = str_equal(arguments, buf_str(&said->arguments[i])) || !whole ||
+               str_find(arguments, STR("input")) > 0;
+    }
+    if (!same)
+        test_fail(__FILE__, __LINE__, "%s: %.*s | %.*s | %zu calls, not %s | %s | %zu", name,
+                  STR_ARGS(text), STR_ARGS(got->message.reasoning), got->message.call_count,
+                  buf_text(&said->text), buf_text(&said->thought), said->calls);
+}
+
+TEST(whatever_comes_between_what_is_read_back_as_it_was_said)
+{
+    static const struct dialect *const all[] = {&dialect_chat, &dialect_messages,
+                                                &dialect_responses, &dialect_google};
+    for (uint64_t seed = 0; seed < 1200; seed++) {
+        const struct dialect *dialect = all[seed % COUNT(all)];
+        uint64_t state = seed * 77 + 5;
+        struct said said = {0};
+        OWN(buf) struct buf out = {0};
+        OWN(arena) struct arena arena = {0};
+        OWN(dialect_writer) struct dialect_writer writer = {0};
+        struct trace_answer got;
+        dialect_writer_init(&writer, dialect, &asked, STR("id"), STR("m"), 1);
+        for (size_t i = next_random(&state) % DELTAS; i > 0; i--)
+            say_one(&state, &said, &writer, &out);
+        dialect_writer_finish(&writer, TRACE_FINISH_STOP, NULL, &out);
+        if (read_back(dialect, true, buf_str(&out), &arena, &got) == 0)
+            expect_said(dialect_name(dialect), &said, &got);
+        said_deinit(&said);
+    }
+}
