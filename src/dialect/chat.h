@@ -20,6 +20,8 @@ bool chat_quick_event(struct answer_builder *builder, struct str data,
                       struct buf *out);
 
 /* dialect_chat.c */
+/* Whether a finish reason is none: the engine broke the answer off. Then `err` is ERR_LOST. */
+bool chat_broke_off(struct str finish, struct err *err);
 /* What a body or a chunk says of usage, if it does. */
 void chat_read_usage(struct json root, struct trace_usage *out);
 bool chat_strip(struct json data, const struct dialect_reader_options *options, struct buf *out);

@@ -147,6 +147,17 @@ static int take_tokens(struct answer_builder *builder, struct json root, struct 
 
 /* ---------------------------------------------------------------- messages and deltas */
 
+/* Engines whose weights change, or that are shut down, end what they were at with a word of their
+ * own, as if that were an answer. It is none: an agent would act on half a thought. */
+bool chat_broke_off(struct str finish, struct err *err)
+{
+    if (!str_is(finish, "abort") && !str_is(finish, "error"))
+        return false;
+    err_set(err, ERR_LOST, "the model server broke the answer off: its finish reason is %.*s",
+            STR_ARGS(finish));
+    return true;
+}
+
 void chat_read_usage(struct json root, struct trace_usage *out)
 {
     struct json usage = json_get(root, "usage");
@@ -284,6 +295,8 @@ static int take_choices(struct answer_builder *builder, struct json root, bool w
         struct str finish = json_str(json_get(choice, "finish_reason"), scratch);
         if (!finish.size)
             continue;
+        if (chat_broke_off(finish, err))
+            return -1;
         take_stop_word(builder, choice, scratch);
         answer_finish(builder, finish_of(finish), finish);
     }

@@ -229,6 +229,8 @@ static int completions_read_event(struct answer_builder *builder, struct str nam
         return -1;
     take_logprobs(builder, json_get(choice, "logprobs"));
     struct str finish = json_str(json_get(choice, "finish_reason"), scratch);
+    if (chat_broke_off(finish, err))
+        return -1;
     if (finish.size)
         answer_finish(builder,
                       str_is(finish, "stop")             ? TRACE_FINISH_STOP

@@ -187,6 +187,10 @@ static int find_message(struct parts *parts, struct err *err)
         parts->finish = json_get(parts->finish, "type");
     if (!is_nothing(parts->finish) && json_type(parts->finish) != JSON_STRING)
         return err_set(err, ERR_INPUT, "'finish_reason' is not a string");
+    if (json_is(parts->finish, "abort") || json_is(parts->finish, "error"))
+        return err_set(err, ERR_INPUT,
+                       "'finish_reason' says that the answer was broken off: that is none; use "
+                       ".../release to have it made anew");
     if (json_is(parts->finish, ""))
         parts->finish = (struct json){0};
     if (parts->whole && is_nothing(parts->finish))

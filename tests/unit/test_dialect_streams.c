@@ -746,3 +746,35 @@ TEST(whatever_comes_between_what_is_read_back_as_it_was_said)
         said_deinit(&said);
     }
 }
+
+/* ---------------------------------------------------------------- what was broken off */
+
+/* Engines that change their weights, or are shut down, end what they were at with a word of their
+ * own, as if that were an answer. */
+TEST(an_answer_that_the_engine_broke_off_is_none)
+{
+    static const struct dialect *const all[] = {&dialect_chat, &dialect_completions};
+    static const char *const words[] = {"abort", "error", "stop"};
+    for (size_t i = 0; i < COUNT(all) * COUNT(words) * 2; i++) {
+        const struct dialect *dialect = all[i % 2];
+        const char *word = words[i / 4];
+        bool stream = i / 2 % 2, chat = dialect == &dialect_chat;
+        OWN(arena) struct arena arena = {0};
+        OWN(buf) struct buf bytes = {0};
+        struct trace_answer got;
+        struct err err = {0};
+        const char *said = !chat    ? "\"text\":\"half an\""
+                           : stream ? "\"delta\":{\"content\":\"half an\"}"
+                                    : "\"message\":{\"content\":\"half an\"}";
+        buf_format(&bytes, "%s{\"choices\":[{\"index\":0,%s,\"finish_reason\":\"%s\"}]}%s",
+                   stream ? "data: " : "", said, word, stream ? "\n\ndata: [DONE]\n\n" : "");
+        OWN(dialect_reader)
+        struct dialect_reader *reader =
+            dialect_reader_new(dialect, &(struct dialect_reader_options){.stream = stream});
+        int result = dialect_reader_feed(reader, buf_str(&bytes), &err);
+        if (result == 0)
+            result = dialect_reader_end(reader, &arena, &got, &err);
+        EXPECT_INT(result, strcmp(word, "stop") ? -1 : 0);
+        EXPECT_INT(err.kind, strcmp(word, "stop") ? ERR_LOST : ERR_NONE);
+    }
+}

@@ -905,6 +905,19 @@ TEST(answers_of_few_words_are_answers)
             test_fail(__FILE__, __LINE__, "%s is not in %s %s", rows[i][1], buf_text(&out),
                       err.text);
     }
+    /* Nor is what an engine broke off an answer: the trainer is told, and the call is not spent. */
+    static const char *const broken[] = {
+        "{\"content\":\"half an\",\"finish_reason\":\"abort\"}",
+        "{\"text\":\"half an\",\"meta_info\":{\"finish_reason\":{\"type\":\"abort\"}}}"};
+    for (size_t i = 0; i < COUNT(broken); i++) {
+        OWN(buf) struct buf out = {0};
+        struct err err = {0};
+        bool finished = false;
+        EXPECT_INT(gate_read_answer(str_of(broken[i]), &out, &err), -1);
+        EXPECT_INT(err.kind, ERR_INPUT);
+        EXPECT(str_find(str_of(err.text), STR("finish_reason")) >= 0);
+        EXPECT_INT(gate_read_chunk(str_of(broken[i]), &out, &finished, &err), -1);
+    }
     OWN(buf) struct buf none = {0};
     EXPECT_INT(gate_read_answer(STR("{\"message\":{\"role\":\"assistant\"}}"), &none, NULL), -1);
 }
