@@ -344,6 +344,11 @@ static long take_head(struct http_conn *conn, char *data, size_t size)
         conn->scanned = 0;
         return 2;
     }
+    if (size && data[0] != '\r' && data[0] != '\n' && !http_token_is(str_make(data, 1))) {
+        /* TLS, most likely: its client would wait for our half of the handshake. */
+        refuse(conn, 400, "this is no HTTP request; there is no TLS here");
+        return 0;
+    }
     const struct http_server_options *options = &conn->server->options;
     struct str bytes = str_make(data, size);
     long found = size ? http_head_find(bytes, &conn->scanned) : 0;

@@ -73,6 +73,19 @@ TEST(connection_close_and_http_1_0_end_the_connection_cleanly)
     close_world();
 }
 
+TEST(what_begins_like_no_request_is_refused_at_once)
+{
+    static const char hello[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+    open_world((struct http_server_options){.head_ms_max = 3600000});
+    OWN(buf) struct buf in = {0};
+    int peer = tcp_peer();
+    say(peer, str_make(hello, sizeof hello - 1));
+    EXPECT(hear_until(peer, &in, "no TLS here"));
+    EXPECT(str_starts(buf_str(&in), STR("HTTP/1.1 400 ")));
+    close(peer);
+    close_world();
+}
+
 TEST(a_peer_that_sends_ahead_is_stopped)
 {
     open_world((struct http_server_options){0});
