@@ -247,8 +247,8 @@ static int read_tool(struct read_context *context, struct json tool, struct trac
     if (json_type(json_get(inner, "parameters")) == JSON_OBJECT)
         out->parameters = json_raw(json_get(inner, "parameters"));
     else if (out->custom)
-        out->parameters = STR(CUSTOM_SCHEMA);
-    return 0;
+        out->parameters = read_custom_schema(context, json_get(inner, "format"));
+    return out->custom && !out->parameters.data ? read_out_of_room(context) : 0;
 }
 
 static int read_tool_list(struct read_context *context, struct json tools, const char *key,

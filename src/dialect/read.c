@@ -170,6 +170,41 @@ int read_flag(struct read_context *context, struct json body, const char *key, b
     return 0;
 }
 
+/* The grammar is there for the model to read: no other server enforces it. */
+static void put_grammar(struct json format, struct json_writer *out)
+{
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf text = {0};
+    struct json inner = json_get(format, "grammar"); /* where chat completions have it */
+    struct json grammar = json_type(inner) == JSON_OBJECT ? inner : format;
+    struct str definition = json_str(json_get(grammar, "definition"), &arena);
+    if (!definition.size)
+        return;
+    buf_str_append(&text, json_str(json_get(grammar, "syntax"), &arena));
+    buf_str_append(&text, STR(" grammar:\n"));
+    buf_str_append(&text, definition);
+    json_set_str(out, "description", str_trim(buf_str(&text)));
+}
+
+struct str read_custom_schema(struct read_context *context, struct json format)
+{
+    OWN(buf) struct buf schema = {0};
+    struct json_writer out = {.out = &schema};
+    json_begin_object(&out);
+    json_set_text(&out, "type", "object");
+    json_key(&out, "properties");
+    json_begin_object(&out);
+    json_key(&out, "input");
+    json_begin_object(&out);
+    json_set_text(&out, "type", "string");
+    put_grammar(format, &out);
+    json_end_object(&out);
+    json_end_object(&out);
+    json_set_raw(&out, "required", STR("[\"input\"]"));
+    json_end_object(&out);
+    return arena_str(context->arena, buf_str(&schema));
+}
+
 struct str read_custom_input(struct read_context *context, struct str text)
 {
     OWN(buf) struct buf out = {0};

@@ -15,11 +15,6 @@ struct dialect_skim;
 struct err;
 struct trace_request;
 
-/* Custom tools take free text: in the canonical form that is one member `input`. */
-#define CUSTOM_SCHEMA                                                                              \
-    "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":["         \
-    "\"input\"]}"
-
 struct read_context {
     struct arena *arena;
     struct err *err;
@@ -59,6 +54,9 @@ int read_tokens_max_or_none(struct read_context *context, struct json body, cons
 int64_t read_cap(int64_t max, struct json asked);
 struct str read_bool(struct json value); /* as raw JSON; STR_NONE: it is none */
 int read_flag(struct read_context *context, struct json body, const char *key, bool *out);
+/* Custom tools take free text: in the canonical form that is one member `input`, with the grammar
+ * of it where the tool's `format` has one. STR_NONE: no room. */
+struct str read_custom_schema(struct read_context *context, struct json format);
 /* A custom tool's text as arguments; STR_NONE: no room. */
 struct str read_custom_input(struct read_context *context, struct str text);
 /* Further settings in the words of chat completions: begin, put, end. What is not there is not put.

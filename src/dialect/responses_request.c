@@ -299,8 +299,10 @@ static int read_tool(struct read_context *context, struct json tool, struct str 
         return -1;
     out->strict = read_bool(json_get(tool, "strict"));
     out->parameters = json_type(schema) == JSON_OBJECT ? json_raw(schema)
-                      : out->custom                    ? STR(CUSTOM_SCHEMA)
+                      : out->custom ? read_custom_schema(context, json_get(tool, "format"))
                                     : STR("{\"type\":\"object\",\"properties\":{}}");
+    if (!out->parameters.data)
+        return read_out_of_room(context);
     if (space.size) {
         out->space = space;
         out->name = str_of(

@@ -406,3 +406,21 @@ TEST(pictures_in_results_come_behind_them_for_openai)
             test_fail(__FILE__, __LINE__, "%s\n  is not in %s", buf_text(&has), buf_text(&chat));
     }
 }
+
+/* What a custom tool's text has to look like is often said nowhere else. */
+TEST(the_grammar_of_a_custom_tool_is_told)
+{
+    static const struct row rows[] = {
+        {RESPONSES,
+         "{" INPUT ",'tools':[{'type':'custom','name':'b','description':'D','format':{'type':"
+         "'grammar','syntax':'lark','definition':'start: X+'}}]}",
+         "'input':{'type':'string','description':'lark grammar:\\nstart: X+'}", NULL},
+        {RESPONSES, "{" INPUT ",'tools':[{'type':'custom','name':'b','format':{'type':'text'}}]}",
+         "'input':{'type':'string'}", NULL},
+        {"/v1/chat/completions",
+         "{" MESSAGES ",'tools':[{'type':'custom','custom':{'name':'b','format':{'type':'grammar',"
+         "'grammar':{'syntax':'regex','definition':'a|b'}}}}]}",
+         "'input':{'type':'string','description':'regex grammar:\\na|b'}", NULL},
+    };
+    check_rows(rows, COUNT(rows));
+}
