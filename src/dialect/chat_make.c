@@ -180,9 +180,17 @@ static bool put_tools(const struct trace_request *request, struct json_writer *o
     return begun;
 }
 
-static void put_sampling(const struct trace_sampling *sampling,
+static struct str model_of(const struct trace_request *request,
+                           const struct dialect_override *override)
+{
+    return override->model.data ? override->model : request->model;
+}
+
+static void put_sampling(const struct trace_request *request,
                          const struct dialect_override *override, struct json_writer *out)
 {
+    const struct trace_sampling *sampling = &request->sampling;
+    bool newer = chat_newer_limit(model_of(request, override));
     if (override->has_temperature || sampling->has_temperature)
         json_set_double(out, "temperature",
                         override->has_temperature ? override->temperature : sampling->temperature);
@@ -193,8 +201,7 @@ static void put_sampling(const struct trace_sampling *sampling,
                       ? override->tokens_max
                       : sampling->tokens_max;
     if (max)
-        json_set_int(
-            out, chat_newer_limit(override->model) ? "max_completion_tokens" : "max_tokens", max);
+        json_set_int(out, newer ? "max_completion_tokens" : "max_tokens", max);
     if (sampling->has_seed)
         json_set_int(out, "seed", sampling->seed);
     if (sampling->stop_count) {
@@ -230,7 +237,7 @@ void chat_write_request(const struct trace_request *request,
 {
     struct json_writer json = {.out = out};
     json_begin_object(&json);
-    json_set_str(&json, "model", override->model.data ? override->model : request->model);
+    json_set_str(&json, "model", model_of(request, override));
     json_key(&json, "messages");
     json_begin_array(&json);
     bool apart = override->engine == DIALECT_ENGINE_OPENAI;
@@ -242,7 +249,7 @@ void chat_write_request(const struct trace_request *request,
     }
     json_end_array(&json);
     bool tools = put_tools(request, &json);
-    put_sampling(&request->sampling, override, &json);
+    put_sampling(request, override, &json);
     put_settings(request->settings, tools, override, &json);
     bool sglang = override->capture && override->engine == DIALECT_ENGINE_SGLANG;
     bool generate = override->capture && override->engine == DIALECT_ENGINE_VLLM_GENERATE;

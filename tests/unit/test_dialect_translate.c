@@ -272,6 +272,10 @@ TEST(a_tools_strictness_and_the_answers_length_are_handed_on)
          "strict"},
         {ANTHROPIC, "{" MESSAGES ",'tools':[{'name':'a','input_schema':{},'strict':true}]}",
          "'strict':true", NULL},
+        /* The newer spelling where the model has no other, whoever names it. */
+        {RESPONSES, "{'model':'gpt-5-mini','input':'U','max_output_tokens':7}",
+         "'max_completion_tokens':7", "'max_tokens'"},
+        {RESPONSES, "{'model':'m','input':'U','max_output_tokens':7}", "'max_tokens':7", NULL},
         {RESPONSES, "{" INPUT ",'text':{'verbosity':'low'}}", "'verbosity':'low'", NULL},
         {RESPONSES, "{" INPUT ",'reasoning':{'effort':'medium'}}", "'reasoning_effort':'medium'",
          NULL},
