@@ -101,13 +101,14 @@ void api_write_metrics(struct api *api, struct buf *out)
     family(out, "calls_ended_total", "counter", "Model calls by how they ended.");
     labelled(out, "calls_ended_total", "end", "answered", now.calls_answered);
     labelled(out, "calls_ended_total", "end", "broken", now.calls_broken);
-    labelled(out, "calls_ended_total", "end", "refused", now.calls_refused);
     number(out, "call_retries_total", "counter", "Attempts upstream beyond the first.",
            now.call_retries);
     number(out, "calls_in_flight", "gauge", "Model calls under way.", now.calls_in_flight);
     family(out, "tokens_total", "counter", "Tokens as model servers report them.");
     labelled(out, "tokens_total", "kind", "prompt", now.prompt_tokens);
     labelled(out, "tokens_total", "kind", "completion", now.completion_tokens);
+    number(out, "inlet_refused_total", "counter",
+           "Requests of agents that were turned away and are no calls.", now.calls_refused);
     number(out, "inlet_connections_total", "counter", "Connections agents made to their inlet.",
            now.connections);
     number(out, "gateway_sessions", "gauge", "Rollouts with an open gateway.", now.sessions);

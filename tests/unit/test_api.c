@@ -103,6 +103,7 @@ static void read_metrics(void *context, struct api_metrics *out)
     (void)context;
     static const uint64_t fates[16] = {7, 2};
     out->calls = 41;
+    out->calls_refused = 17;
     out->rollouts_running = 3;
     out->rollouts_by_fate = fates;
     out->sandboxes = 5;
@@ -303,6 +304,8 @@ TEST(metrics_are_in_the_text_format)
     EXPECT_INT(ask(&world, "/metrics"), 200);
     EXPECT(str_starts(str_of(world.type), STR("text/plain; version=0.0.4")));
     EXPECT(has(&world, "\npostern_calls_total 41\n"));
+    EXPECT(has(&world, "\npostern_inlet_refused_total 17\n"));
+    EXPECT(!has(&world, "postern_calls_ended_total{end=\"refused\"}")); /* they were none */
     EXPECT(has(&world, "# TYPE postern_rollouts_total counter\n"));
     EXPECT(has(&world, "postern_rollouts_total{fate=\"ok\"} 7\n"));
     EXPECT(has(&world, "postern_rollouts{state=\"running\"} 3\n"));
