@@ -32,6 +32,14 @@ static size_t rows_of(struct world *world)
     return count;
 }
 
+/* The index follows the journal, on a busy machine after a while. A row that came back would stay,
+ * and this would not end. */
+static void until_no_row_is_left(struct world *world)
+{
+    while (rows_of(world))
+        usleep(10000);
+}
+
 /* What was sent to the journal before this is in it, or never will be. */
 static void wait_for_journal(struct world *world)
 {
@@ -126,7 +134,7 @@ TEST_WITHIN(a_submission_the_journal_does_not_take_never_was, 90)
     OWN(mem) char *dir = mem_format("%s/rollouts/%s", world.home, ids[0]);
     EXPECT(!file_exists(live) && !file_exists(dir));
     EXPECT_INT(unlink(filler), 0);
-    EXPECT_INT(rows_of(&world), 0);
+    until_no_row_is_left(&world);
     /* There is room again: the next one is a rollout like any other. */
     request.callback = NULL;
     must(rollouts_submit(world.rollouts, &request, ids[0], &err), &err);
@@ -208,7 +216,7 @@ TEST_WITHIN(who_cancels_a_submission_that_fails_brings_nothing_back, 90)
         loop_once(world.loop, 1000);
     }
     EXPECT_INT(told.kind, ERR_DISK_FULL);
-    EXPECT_INT(rows_of(&world), 0);
+    until_no_row_is_left(&world);
     /* Its own row found no room; the one that says it is cancelled would. */
     wait_for_journal(&world); /* or a commit that is still on its way would pass for its row's */
     struct store_counts before, now;
@@ -224,7 +232,7 @@ TEST_WITHIN(who_cancels_a_submission_that_fails_brings_nothing_back, 90)
         loop_once(world.loop, 1000);
     EXPECT_INT(told.kind, ERR_DISK_FULL);
     wait_for_journal(&world);
-    EXPECT_INT(rows_of(&world), 0);
+    until_no_row_is_left(&world);
     EXPECT_INT(world.finals, 0);
     agent_spec_unref(spec);
     world_close(&world);
