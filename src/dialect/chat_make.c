@@ -146,6 +146,22 @@ static void put_pictures(const struct trace_message *messages, size_t at, struct
     json_end_object(out);
 }
 
+/* Whether what is chosen is among the tools that are written: a server refuses the name of another.
+ */
+static bool is_offered(const struct trace_request *request)
+{
+    OWN(json_doc) struct json_doc doc = {0};
+    OWN(arena) struct arena arena = {0};
+    if (json_read(&doc, request->tool_choice, NULL, NULL) < 0)
+        return false;
+    struct json function = json_get(json_root(&doc), "function");
+    struct str name = json_str(json_get(function, "name"), &arena);
+    for (size_t i = 0; name.size && i < request->tool_count; i++)
+        if (request->tools[i].parameters.data && str_equal(request->tools[i].name, name))
+            return true;
+    return !name.size;
+}
+
 /* Tools of the model server's own have no schema and no meaning elsewhere: they are left out.
  * Whether there are others. */
 static bool put_tools(const struct trace_request *request, struct json_writer *out)
@@ -175,7 +191,7 @@ static bool put_tools(const struct trace_request *request, struct json_writer *o
     }
     if (begun)
         json_end_array(out);
-    if (begun && request->tool_choice.data)
+    if (begun && request->tool_choice.data && is_offered(request))
         json_set_raw(out, "tool_choice", request->tool_choice);
     return begun;
 }

@@ -224,6 +224,10 @@ TEST(every_choice_of_a_tool_is_understood)
          "{" MESSAGES ",'tools':[{'name':'a','input_schema':{}}],'tool_choice':{'type':'tool',"
          "'name':'a'}}",
          CHOSEN("a"), NULL},
+        {ANTHROPIC,
+         "{" MESSAGES ",'tools':[{'name':'a','input_schema':{}},{'type':'web_search_20250305',"
+         "'name':'web_search'}],'tool_choice':{'type':'tool','name':'web_search'}}",
+         "'name':'a'", "tool_choice"},
         {GOOGLE,
          "{" CONTENTS ",'tools':[{'functionDeclarations':[{'name':'a'},{'name':'b'}]}],"
          "'toolConfig':{'functionCallingConfig':{'mode':'VALIDATED'}}}",
