@@ -367,7 +367,6 @@ struct lines {
 };
 
 /* Recent calls that later ones may have grown out of: lineage.c. */
-#define LINEAGE_MAX 4
 struct ancestor {
     struct body *body; /* NULL: the place is free */
     char call_id[ID_MAX];
@@ -390,7 +389,8 @@ struct ancestor {
     bool plain;       /* struct hold_view was known */
 };
 struct lineage {
-    struct ancestor ancestors[LINEAGE_MAX];
+    struct ancestor *ancestors;
+    size_t count, capacity;
     uint64_t clock;
 };
 

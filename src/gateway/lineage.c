@@ -1,11 +1,12 @@
 /* lineage.c - what a call shares with an earlier one of its rollout.
  *
  * Agents send the whole conversation with every call; nearly all of it was in the call before. A
- * session remembers a few recent calls (their bodies, a hash per message, their tokens), so that
+ * session remembers recent calls (their bodies, a hash per message, their tokens), so that
  * the journal and calls.jsonl get only what is new and a reference to the parent: the remembered
  * call whose body has the most in common with this one from the front. A call that continues its
- * parent takes its place; others (sub-agents, side calls) push out the oldest. Only calls whose
- * entry is committed become parents. */
+ * parent takes its place; others (sub-agents, side calls) get one of their own. A few are always
+ * remembered; more of them, for sub-agents that work side by side, while they are gone on from and
+ * not too large. Only calls whose entry is committed become parents. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,10 @@
 
 #define BODY_BYTES_MAX ((size_t)8 << 20)
 #define SHARED_IDS_MIN 16
+#define REMEMBERED_MIN 4  /* whatever they hold */
+#define REMEMBERED_MAX 16 /* while all of them hold no more than */
+#define REMEMBERED_BYTES_MAX ((size_t)8 << 20)
+#define REMEMBERED_CALLS_MAX 64u /* and this many calls came since */
 
 static void hash_str(XXH3_state_t *state, struct str text)
 {
@@ -94,8 +99,9 @@ static void forget(struct ancestor *ancestor)
 
 void lineage_deinit(struct lineage *lineage)
 {
-    for (size_t i = 0; i < COUNT(lineage->ancestors); i++)
+    for (size_t i = 0; i < lineage->count; i++)
         forget(&lineage->ancestors[i]);
+    free(lineage->ancestors);
 }
 
 /* ---------------------------------------------------------------- finding the parent */
@@ -104,7 +110,7 @@ void lineage_deinit(struct lineage *lineage)
 static const struct ancestor *next_oldest(const struct lineage *lineage, uint64_t age)
 {
     const struct ancestor *found = NULL;
-    for (size_t i = 0; i < COUNT(lineage->ancestors); i++) {
+    for (size_t i = 0; i < lineage->count; i++) {
         const struct ancestor *ancestor = &lineage->ancestors[i];
         if (ancestor->body && ancestor->age < age && (!found || ancestor->age > found->age))
             found = ancestor;
@@ -334,6 +340,38 @@ const struct ancestor *lineage_continued(struct call *call, size_t *messages)
 
 /* ---------------------------------------------------------------- becoming a parent */
 
+/* A free one, a new one, or the oldest's. */
+static struct ancestor *another_place(struct lineage *lineage)
+{
+    struct ancestor *oldest = lineage->ancestors;
+    for (size_t i = 1; i < lineage->count; i++)
+        if (lineage->ancestors[i].age < oldest->age)
+            oldest = &lineage->ancestors[i];
+    if ((oldest && !oldest->body) || lineage->count == REMEMBERED_MAX)
+        return oldest;
+    if (lineage->count == lineage->capacity) {
+        lineage->capacity = lineage->capacity ? lineage->capacity * 2 : 1;
+        lineage->ancestors =
+            mem_grow(lineage->ancestors, lineage->capacity * sizeof *lineage->ancestors);
+    }
+    lineage->ancestors[lineage->count] = (struct ancestor){0};
+    return &lineage->ancestors[lineage->count++];
+}
+
+/* From the newest on; those that are not worth their memory are forgotten. */
+static void forget_old(struct lineage *lineage)
+{
+    size_t count = 0, bytes = 0;
+    uint64_t age = UINT64_MAX;
+    for (const struct ancestor *at; (at = next_oldest(lineage, age));) {
+        age = at->age;
+        bytes += at->body->bytes.size + at->ids.size + at->doc.capacity * JSON_NODE_BYTES;
+        bool worth = bytes <= REMEMBERED_BYTES_MAX && lineage->clock - age <= REMEMBERED_CALLS_MAX;
+        if (++count > REMEMBERED_MIN && !worth)
+            forget(&lineage->ancestors[at - lineage->ancestors]);
+    }
+}
+
 static struct ancestor *place_for(struct call *call)
 {
     struct lineage *lineage = &call->session->lineage;
@@ -347,11 +385,7 @@ static struct ancestor *place_for(struct call *call)
         if (most > 1 && most + 1 >= alike->message_count) /* all but its system prompt */
             return &lineage->ancestors[alike - lineage->ancestors];
     }
-    struct ancestor *oldest = &lineage->ancestors[0];
-    for (size_t i = 1; i < COUNT(lineage->ancestors); i++)
-        if (lineage->ancestors[i].age < oldest->age)
-            oldest = &lineage->ancestors[i];
-    return oldest;
+    return another_place(lineage);
 }
 
 /* A tape of many small values may be larger than the body it is of. */
@@ -380,15 +414,28 @@ static void keep_skim(struct call *call, struct ancestor *place)
     place->last_end = (size_t)(last.data + last.size - place->body->bytes.data);
 }
 
+static void keep_tokens(struct call *call, struct ancestor *place)
+{
+    const struct trace_answer *answer = call->record.answer;
+    if (call->session->exact_prefix) {
+        place->answered = true;
+        place->answer = trace_message_key(&answer->message);
+        place->answer_calls = trace_message_call_key(&answer->message);
+    }
+    buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);
+    buf_append(&place->ids, answer->tokens.ids, answer->tokens.id_count * 4);
+}
+
 void lineage_add(struct call *call)
 {
     const struct trace_request *request = &call->request;
     const struct trace_answer *answer = call->record.answer;
     if (call->body->bytes.size > BODY_BYTES_MAX)
         return;
+    struct lineage *lineage = &call->session->lineage;
     struct ancestor *place = place_for(call);
     forget(place);
-    place->age = ++call->session->lineage.clock;
+    place->age = ++lineage->clock;
     place->body = body_ref(call->body);
     memcpy(place->call_id, call->record.id, sizeof place->call_id);
     place->request_depth = call->request_depth;
@@ -397,13 +444,7 @@ void lineage_add(struct call *call)
     place->message_count = request->message_count;
     place->hashes = TAKE(call->hashes);
     keep_skim(call, place);
-    if (!answer || !answer->prompt_id_count)
-        return;
-    if (call->session->exact_prefix) {
-        place->answered = true;
-        place->answer = trace_message_key(&answer->message);
-        place->answer_calls = trace_message_call_key(&answer->message);
-    }
-    buf_append(&place->ids, answer->prompt_ids, answer->prompt_id_count * 4);
-    buf_append(&place->ids, answer->tokens.ids, answer->tokens.id_count * 4);
+    if (answer && answer->prompt_id_count)
+        keep_tokens(call, place);
+    forget_old(lineage);
 }

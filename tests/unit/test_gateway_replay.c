@@ -1,4 +1,5 @@
 /* What a rollout's record holds of a conversation that grows, and rollouts answered from it. */
+#include "gateway/inner.h"
 #include "test_gateway.h"
 
 #define MESSAGE(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
@@ -177,6 +178,89 @@ TEST(a_prompt_with_the_hour_in_it_costs_the_record_its_tails_only)
     }
     buf_deinit(&talks[0]);
     buf_deinit(&talks[1]);
+    world_end(&world);
+}
+
+/* A conversation that says which it is from the first byte on. */
+static char *talk_body(int which, int turns, int size)
+{
+    OWN(buf) struct buf body = {0};
+    buf_format(&body, "{\"model\":\"%d\",\"messages\":[", which);
+    for (int i = 0; i < turns; i++) {
+        buf_format(&body, "%s{\"role\":\"user\",\"content\":\"", i ? "," : "");
+        for (int j = 0; j < (i ? 40 : size); j++)
+            buf_format(&body, "%d ", (which * 7919 + i * 104729 + j * 1009) % 1000003);
+        buf_str_append(&body, STR("\"}"));
+    }
+    buf_str_append(&body, STR("]}"));
+    return buf_take(&body);
+}
+
+TEST(sub_agents_that_take_turns_cost_the_record_their_tails_only)
+{
+    enum { AGENTS = 10, TURNS = 5 };
+    struct world world = {.upstream_answer = answer_numbered};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){0});
+    size_t first = 0, sent = 0;
+    for (int turn = 1; turn <= TURNS; turn++) {
+        for (int which = 0; which < AGENTS; which++) {
+            OWN(mem) char *body = talk_body(which, turn, 3000);
+            const char *const bodies[] = {body};
+            ask_all(&world, bodies, 1);
+            sent += strlen(body);
+            first += turn == 1 ? strlen(body) : 0;
+        }
+    }
+    OWN(buf) struct buf text = {0};
+    struct store_counts counts;
+    (void)file_read(world.calls_path, 64 << 20, &text, NULL);
+    store_counts(world.store, &counts);
+    EXPECT(sent > 4 * first);
+    EXPECT(text.size < first + AGENTS * TURNS * 2000);
+    EXPECT(counts.bytes < first + AGENTS * TURNS * 2000);
+    world_end(&world);
+}
+
+static size_t remembered(struct world *world, size_t *bytes)
+{
+    const struct lineage *lineage = &world->session->lineage;
+    size_t count = 0;
+    *bytes = 0;
+    for (size_t i = 0; i < lineage->count; i++) {
+        count += lineage->ancestors[i].body != NULL;
+        *bytes += lineage->ancestors[i].body ? lineage->ancestors[i].body->bytes.size : 0;
+    }
+    return count;
+}
+
+TEST_WITHIN(what_is_remembered_of_sub_agents_is_bounded, 60)
+{
+    struct world world = {.upstream_answer = answer_numbered};
+    world_start(&world);
+    world_model(&world);
+    world_open(&world, (struct gateway_session_options){0});
+    size_t bytes;
+    for (int which = 0; which < 20; which++) {
+        OWN(mem) char *body = talk_body(which, 1, 100);
+        const char *const bodies[] = {body};
+        ask_all(&world, bodies, 1);
+    }
+    EXPECT_INT(remembered(&world, &bytes), 16);
+    for (int which = 20; which < 32; which++) { /* a megabyte each */
+        OWN(mem) char *body = talk_body(which, 1, 150000);
+        const char *const bodies[] = {body};
+        ask_all(&world, bodies, 1);
+    }
+    size_t count = remembered(&world, &bytes);
+    EXPECT(count > 4 && count < 12 && bytes <= (8 << 20));
+    for (int turn = 1; turn < 70; turn++) { /* one goes on alone */
+        OWN(mem) char *body = talk_body(40, turn, 100);
+        const char *const bodies[] = {body};
+        ask_all(&world, bodies, 1);
+    }
+    EXPECT_INT(remembered(&world, &bytes), 4);
     world_end(&world);
 }
 

@@ -444,7 +444,8 @@ static void ask_at_once(struct world *world, struct talk *talk, const char *path
     for (size_t i = 0; i < count; i++) {
         reply_wait(&asked[i].reply);
         if (asked[i].reply.status != (asked[i].good ? 200 : 400))
-            test_fail(__FILE__, __LINE__, "status %d for %.*s", asked[i].reply.status,
+            test_fail(__FILE__, __LINE__, "status %d, %.*s, for %.*s", asked[i].reply.status,
+                      STR_ARGS(buf_str(&asked[i].reply.body)),
                       STR_ARGS(buf_str(&asked[i].expected.body)));
         buf_deinit(&asked[i].reply.body);
     }
