@@ -244,8 +244,10 @@ static void leave_rows(struct writer *writer, struct item **batch)
     if (!rows)
         return;
     pthread_mutex_lock(&writer->lock);
-    *end = writer->rows;
-    writer->rows = rows;
+    struct item **last = &writer->rows; /* they are few */
+    while (*last)
+        last = &(*last)->next;
+    *last = rows;
     writer->flush_wanted = true;
     pthread_cond_signal(&writer->index_wake);
     pthread_mutex_unlock(&writer->lock);

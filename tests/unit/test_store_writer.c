@@ -182,6 +182,40 @@ TEST_WITHIN(an_index_that_failed_is_brought_up_without_another_record, 60)
     end();
 }
 
+static int row_count, rows_told[3];
+
+static void note_row_told(void *context, const struct err *err)
+{
+    failed += err->kind != ERR_NONE;
+    *(int *)context = ++row_count;
+}
+
+/* Three commits, while nobody can write to the index. */
+TEST_WITHIN(rows_that_waited_for_the_index_are_told_in_their_order, 60)
+{
+    struct err err = {0};
+    struct store_counts counts = {0};
+    begin();
+    struct index *other = index_open(home, true, &err);
+    EXPECT(other != NULL);
+    EXPECT_INT(sqlite3_exec(other->db, "BEGIN IMMEDIATE", NULL, NULL, NULL), 0);
+    for (int i = 0; i < 3; i++) {
+        struct store_rollout row = {.id = "r-1", .index = (uint32_t)i, .stage = "queued"};
+        uint64_t before = counts.committed;
+        EXPECT_INT(store_put_rollout(store, loop, &row, note_row_told, &rows_told[i], &err), 0);
+        while (counts.committed == before) {
+            (void)usleep(1000);
+            store_counts(store, &counts);
+        }
+    }
+    EXPECT_INT(sqlite3_exec(other->db, "COMMIT", NULL, NULL, NULL), 0);
+    index_close(other);
+    while (row_count < 3)
+        loop_once(loop, 1000);
+    EXPECT(rows_told[0] == 1 && rows_told[1] == 2 && rows_told[2] == 3);
+    end();
+}
+
 static void append_intent(void)
 {
     append(STORE_INTENT, "c-2", STR("{}"));
