@@ -251,6 +251,25 @@ def test_functions_that_googles_client_calls_itself(sdk, inlet):
     assert asked["type"] == "object" and asked["properties"]["city"]["type"] == ["string", "null"], asked
 
 
+@pytest.mark.parametrize("language,case", [("python", "responses_stream"), ("python", "messages_stream"), ("python", "google"),
+                                           ("node", "responses_stream")])
+def test_signs_of_life_are_no_part_of_an_answer(request, inlet, language, case):
+    """A stream that waits long for its model gets them, before its first event and between two."""
+    sdk = request.getfixturevalue(f"{language}_sdk")
+
+    def policy(_):
+        time.sleep(0.6)
+        yield chunk(content="It ")
+        time.sleep(0.6)
+        yield {**chunk(content="rains.", finish="stop"), **TOKENS}
+
+    server = inlet(keepalive_ms=100)
+    trainer = Trainer(server.control, policy)
+    got = run(sdk, case, server)
+    trainer.stop()
+    assert "It rains." in (got["text"], got.get("streamed")), got
+
+
 def test_questions_that_are_no_calls(sdk, inlet):
     server = inlet(model="gate:learner")
     assert run(sdk, "models", server) == {

@@ -140,6 +140,7 @@ TEST(signs_of_life_have_the_form_that_is_asked_for)
     } rows[] = {
         {&dialect_chat, TRACE_KEEPALIVE_DIALECT, ": keepalive\n\n"},
         {&dialect_google, TRACE_KEEPALIVE_DIALECT, "data: {}\n\n"},
+        {&dialect_responses, TRACE_KEEPALIVE_DIALECT, ": keepalive\n\n"},
         {&dialect_google, TRACE_KEEPALIVE_COMMENT, ": keepalive\n\n"},
         {&dialect_chat, TRACE_KEEPALIVE_DATA, "data: {}\n\n"},
         {&dialect_chat, TRACE_KEEPALIVE_NONE, ""},
