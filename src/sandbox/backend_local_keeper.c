@@ -31,16 +31,23 @@
 
 #define LOCK_MS_MAX 10000
 #define BACKLOG 256
+#define MAKING_MAX 100 /* a keeper that sweeps takes away what is empty */
 
 /* --- places
  * ----------------------------------------------------------------------------------------- */
 
 static int make_private_dir(const char *path, struct err *err)
 {
-    if (mkdir(path, 0700) < 0 && errno != EEXIST)
-        return err_errno(err, "making '%s'", path);
     struct stat facts;
-    if (lstat(path, &facts) < 0)
+    int found = -1;
+    for (int i = 0; i < MAKING_MAX && found < 0; i++) {
+        if (mkdir(path, 0700) < 0 && errno != EEXIST)
+            return err_errno(err, "making '%s'", path);
+        found = lstat(path, &facts);
+        if (found < 0 && errno != ENOENT)
+            break;
+    }
+    if (found < 0)
         return err_errno(err, "'%s'", path);
     if (!S_ISDIR(facts.st_mode) || facts.st_uid != geteuid() || facts.st_mode & 077)
         return err_set(err, ERR_DENIED, "'%s' is not a directory of this user alone", path);

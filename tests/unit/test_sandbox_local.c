@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "sandbox/backend.h"
+#include "sandbox/backend_local_keeper.h"
 #include "sandbox/channel.h"
 
 static const struct target target_local = {
@@ -255,7 +256,10 @@ static struct backend *start_backend(struct stage *of, const char *home, struct 
 {
     struct sandbox_options options = {.home = home, .program_dir = of->programs};
     of->loop = loop_new(err);
-    return backend_local.start(of->loop, &options, "local", err);
+    struct backend *backend = backend_local.start(of->loop, &options, "local", err);
+    if (!backend)
+        fprintf(stderr, "  %s\n", err->text);
+    return backend;
 }
 
 TEST(a_killed_server_s_sandbox_is_handed_to_the_next)
@@ -290,6 +294,28 @@ TEST(a_killed_server_s_sandbox_is_handed_to_the_next)
     bool stopped = false;
     backend_local.stop(backend, stage_set, &stopped);
     stage_until(stage, &stopped);
+    stage_end(stage);
+}
+
+/* Keepers of other homes sweep what is empty, at any moment. */
+TEST(a_place_that_is_swept_away_while_it_is_made_is_made_again)
+{
+    begin();
+    struct err err = {0};
+    struct local_places places;
+    struct sandbox_options options = {.home = home_of(stage), .program_dir = stage->programs};
+    EXPECT_INT(local_find_places(&options, &places, &err), 0);
+    pid_t sweeper = fork();
+    if (sweeper == 0)
+        for (;;)
+            (void)rmdir(places.state);
+    for (int i = 0; i < 20000; i++) {
+        (void)local_find_places(&options, &places, &err);
+        EXPECT_TEXT(err.text, "");
+    }
+    kill(sweeper, SIGKILL);
+    waitpid(sweeper, NULL, 0);
+    (void)rmdir(places.state);
     stage_end(stage);
 }
 
