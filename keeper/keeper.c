@@ -43,6 +43,7 @@
 
 #define TICK_MS 500
 #define LINGER_MS 2000
+#define MAKING_MAX 100
 #define PORTER_BYTES_MAX (16u << 20)
 #define EMBRYOS_MIN 4 /* first processes made ahead of time: two per processor within these */
 #define EMBRYOS_MAX 16
@@ -172,10 +173,9 @@ void keeper_sweep(const char *state_dir)
 static int open_state(struct keeper *keeper, struct err *err)
 {
     OWN(mem) char *aside = mem_format("%s/%s.new", keeper->options.state_dir, keeper->name);
-    for (int i = 0; i < 10 && keeper->state < 0;
-         i++) { /* another keeper may sweep it away, empty */
-        if (file_make_dirs(keeper->options.state_dir, 0700, err) < 0)
-            return -1;
+    /* Another keeper may sweep it away, empty, at any moment between these. */
+    for (int i = 0; i < MAKING_MAX && keeper->state < 0; i++) {
+        (void)file_make_dirs(keeper->options.state_dir, 0700, NULL);
         keeper->state = open(aside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (keeper->state < 0 && errno != ENOENT)
             break;
