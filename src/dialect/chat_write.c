@@ -59,7 +59,8 @@ static void write_call(const struct trace_request *request, const struct trace_t
     if (custom)
         writer_put_input(call->arguments, out);
     else
-        json_set_str(out, "arguments", call->arguments);
+        json_set_str(out, "arguments",
+                     str_trim(call->arguments).size ? call->arguments : STR("{}"));
     json_end_object(out);
     json_end_object(out);
 }

@@ -179,6 +179,7 @@ struct dialect_writer {
     bool in_call;
     uint32_t call_index;
     struct buf arguments; /* of that call, so far */
+    struct buf argued; /* protocols that number their calls: for each, whether it has arguments */
     struct dialect_late *late;
     size_t late_count;
 };

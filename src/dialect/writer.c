@@ -44,6 +44,7 @@ void dialect_writer_deinit(struct dialect_writer *writer)
     buf_deinit(&writer->call_id);
     buf_deinit(&writer->call_name);
     buf_deinit(&writer->arguments);
+    buf_deinit(&writer->argued);
     for (size_t i = 0; i < writer->late_count; i++)
         late_deinit(&writer->late[i]);
     free(writer->late);
@@ -205,6 +206,29 @@ static void delta_in_order(struct dialect_writer *writer, const struct trace_del
     }
 }
 
+static void note_arguments(struct dialect_writer *writer, const struct trace_delta *delta,
+                           bool custom)
+{
+    if (delta->kind != TRACE_DELTA_CALL && delta->kind != TRACE_DELTA_ARGUMENTS)
+        return;
+    while (delta->kind == TRACE_DELTA_CALL && writer->argued.size <= delta->index)
+        buf_byte(&writer->argued, true); /* of calls that never began nothing is missing */
+    if (delta->index < writer->argued.size)
+        writer->argued.data[delta->index] = custom || delta->kind == TRACE_DELTA_ARGUMENTS;
+}
+
+/* A call without arguments is one with an empty object of them: clients read them as JSON. */
+static void write_missing(struct dialect_writer *writer, struct buf *out)
+{
+    for (size_t i = 0; i < writer->argued.size; i++)
+        if (!writer->argued.data[i])
+            writer->dialect->write_delta(writer,
+                                         &(struct trace_delta){.kind = TRACE_DELTA_ARGUMENTS,
+                                                               .index = (uint32_t)i,
+                                                               .text = STR("{}")},
+                                         out);
+}
+
 void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delta *delta,
                           struct buf *out)
 {
@@ -214,6 +238,7 @@ void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delt
     }
     /* A custom tool's text is inside JSON: it goes out when that is whole. */
     bool custom = is_custom(writer, delta);
+    note_arguments(writer, delta, custom);
     if (!custom || delta->kind == TRACE_DELTA_CALL)
         writer->dialect->write_delta(writer, delta, out);
     if (custom)
@@ -223,6 +248,7 @@ void dialect_writer_delta(struct dialect_writer *writer, const struct trace_delt
 void dialect_writer_finish(struct dialect_writer *writer, enum trace_finish finish,
                            const struct trace_usage *usage, struct buf *out)
 {
+    write_missing(writer, out);
     while (writer->late_count)
         write_late(writer, out);
     writer->dialect->write_finish(writer, finish, usage, out);

@@ -778,3 +778,24 @@ TEST(an_answer_that_the_engine_broke_off_is_none)
         EXPECT_INT(err.kind, strcmp(word, "stop") ? ERR_LOST : ERR_NONE);
     }
 }
+
+/* Clients read arguments as JSON, also those of calls that have none. */
+TEST(a_call_of_chat_completions_has_arguments)
+{
+    OWN(buf) struct buf stream = {0};
+    OWN(buf) struct buf whole = {0};
+    OWN(arena) struct arena arena = {0};
+    struct trace_tool_call call = {STR("c"), STR("look"), STR("")};
+    struct trace_answer got, answer = {.id = STR("r"),
+                                       .message = {.calls = &call, .call_count = 1},
+                                       .finish = TRACE_FINISH_TOOL_CALLS};
+    dialect_write_answer(&dialect_chat, &asked, &answer, &whole);
+    EXPECT(str_find(buf_str(&whole), STR("\"arguments\":\"{}\"")) > 0);
+    write_told(&dialect_chat, TRACE_FINISH_TOOL_CALLS, &stream);
+    if (read_back(&dialect_chat, true, buf_str(&stream), &arena, &got) < 0)
+        return;
+    EXPECT_INT(got.message.call_count, 4);
+    EXPECT_STR(got.message.calls[0].arguments, STR("{\"a\":1}"));
+    EXPECT_STR(got.message.calls[1].arguments, STR("{\"b\":2}"));
+    EXPECT_STR(got.message.calls[3].arguments, STR("{}"));
+}
