@@ -568,9 +568,10 @@ size_t http_error_text(char *out, size_t size, int status, const char *why)
                              "\"code\":%d}}\n",
                              status < 500 ? "invalid_request_error" : "server_error", why, status);
     int all = snprintf(out, size,
-                       "HTTP/1.1 %d %s\r\nDate: %.*s\r\nContent-Type: application/json\r\n"
+                       "HTTP/1.1 %d %s\r\nDate: %.*s\r\nContent-Type: application/json\r\n%s"
                        "Content-Length: %d\r\nConnection: close\r\n\r\n%s",
-                       status, http_status_text(status), STR_ARGS(http_date()), body_size, body);
+                       status, http_status_text(status), STR_ARGS(http_date()),
+                       status == 503 ? "Retry-After: 1\r\n" : "", body_size, body);
     CHECK(all > 0 && (size_t)all < size);
     return (size_t)all;
 }

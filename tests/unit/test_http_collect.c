@@ -14,6 +14,7 @@ TEST(bodies_that_are_collected_at_once_have_a_maximum_together)
     int second = tcp_peer();
     say(second, STR("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"));
     EXPECT(hear_until(second, &in, "503 Service Unavailable"));
+    EXPECT(hear_until(second, &in, "Retry-After: 1\r\n"));
     EXPECT(errors == 1 && last_error == ERR_CAPACITY);
     close(second);
     for (int i = 0; i < 117; i++)
