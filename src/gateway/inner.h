@@ -371,6 +371,7 @@ struct ancestor {
     struct body *body; /* NULL: the place is free */
     char call_id[ID_MAX];
     uint64_t age;
+    size_t bytes;     /* that it holds */
     uint64_t *hashes; /* one per message */
     size_t message_count;
     uint64_t tools;

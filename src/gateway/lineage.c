@@ -22,7 +22,7 @@
 #define REMEMBERED_MIN 4  /* whatever they hold */
 #define REMEMBERED_MAX 16 /* while all of them hold no more than */
 #define REMEMBERED_BYTES_MAX ((size_t)8 << 20)
-#define REMEMBERED_CALLS_MAX 64u /* and this many calls came since */
+#define REMEMBERED_CALLS_MAX 32u /* and this many calls came since */
 
 static void hash_str(XXH3_state_t *state, struct str text)
 {
@@ -363,9 +363,11 @@ static void forget_old(struct lineage *lineage)
 {
     size_t count = 0, bytes = 0;
     uint64_t age = UINT64_MAX;
+    if (lineage->count <= REMEMBERED_MIN)
+        return;
     for (const struct ancestor *at; (at = next_oldest(lineage, age));) {
         age = at->age;
-        bytes += at->body->bytes.size + at->ids.size + at->doc.capacity * JSON_NODE_BYTES;
+        bytes += at->bytes;
         bool worth = bytes <= REMEMBERED_BYTES_MAX && lineage->clock - age <= REMEMBERED_CALLS_MAX;
         if (++count > REMEMBERED_MIN && !worth)
             forget(&lineage->ancestors[at - lineage->ancestors]);
@@ -446,5 +448,7 @@ void lineage_add(struct call *call)
     keep_skim(call, place);
     if (answer && answer->prompt_id_count)
         keep_tokens(call, place);
+    place->bytes =
+        place->body->bytes.size + place->ids.size + place->doc.capacity * JSON_NODE_BYTES;
     forget_old(lineage);
 }
