@@ -62,10 +62,10 @@ def run_one(test, env):
     """One test program: its counts, its output, its seconds. One that ends badly has failed, whatever it counted."""
     started = time.monotonic()
     try:
-        done = run([str(test)], env=env, timeout=900)
+        done = run([str(test)], env=env, timeout=1500)
         output, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as late:
-        output, code = (late.stdout or b"").decode(errors="replace") + "\nno end within 900 s\n", 1
+        output, code = (late.stdout or b"").decode(errors="replace") + "\nno end within 1500 s\n", 1
     match = re.search(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", output, re.M)
     passed, failed, skipped = (int(part) for part in match.groups()) if match else (0, 1, 0)
     return passed, failed or int(code != 0), skipped, output, time.monotonic() - started

@@ -9,7 +9,7 @@ CASE(a_file_of_1_gb_makes_the_round_trip, 300)
     big_file(stage, 1 << 30);
 }
 
-CASE(a_tree_of_10000_files_makes_the_round_trip, 120)
+CASE(a_tree_of_10000_files_makes_the_round_trip, 300)
 {
     round_trip_of_tree(stage, 10000);
 }
@@ -24,7 +24,7 @@ static size_t resident_bytes(void)
     return pages * 4096;
 }
 
-CASE(ten_gb_of_output_harm_neither_memory_nor_neighbours, 300)
+CASE(ten_gb_of_output_harm_neither_memory_nor_neighbours, 600)
 {
     struct watcher loud = {0};
     EXPECT_INT(INSIDE("exit", "0").exit.code, 0);
