@@ -83,6 +83,7 @@ struct config {
 
     int64_t gateway_body_bytes_max;
     int64_t gateway_answer_bytes_max;
+    int64_t gateway_record_bytes_max;
     int64_t gateway_calls_max;
     int64_t gateway_in_flight_max;
     int64_t gateway_keepalive_ms;

@@ -4,7 +4,7 @@
 
 #include "config/config.h"
 
-#define SETTINGS_MAX 64
+#define SETTINGS_MAX 80
 
 /* Milliseconds and bytes. */
 #define SECOND 1000ll

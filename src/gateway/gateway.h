@@ -90,13 +90,14 @@ int gateway_mode_fits(enum gateway_mode mode, const struct model *model, struct 
 
 /* ---------------------------------------------------------------- sessions */
 struct gateway_limits {
-    uint32_t calls_max;       /* 0: 1000: requests per rollout, side calls included */
-    uint32_t turns_max;       /* 0: no limit */
-    int64_t tokens_max;       /* 0: no limit: prompt and completion tokens together, as reported */
-    uint32_t in_flight_max;   /* 0: 16 */
-    uint32_t connections_max; /* 0: 64 */
-    size_t body_bytes_max;    /* 0: 32 MiB per request */
-    size_t answer_bytes_max;  /* 0: 64 MiB per answer */
+    uint32_t calls_max;        /* 0: 1000: requests per rollout, side calls included */
+    uint32_t turns_max;        /* 0: no limit */
+    int64_t tokens_max;        /* 0: no limit: prompt and completion tokens together, as reported */
+    uint32_t in_flight_max;    /* 0: 16 */
+    uint32_t connections_max;  /* 0: 64 */
+    size_t body_bytes_max;     /* 0: 32 MiB per request */
+    size_t answer_bytes_max;   /* 0: 64 MiB per answer */
+    uint64_t record_bytes_max; /* 0: 16 GiB: requests, as far as they are new, and answers */
 };
 
 /* What is imposed in proxy mode besides the model's name. */

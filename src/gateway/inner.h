@@ -488,7 +488,8 @@ struct gateway_session {
     struct gateway_stats stats;
     uint32_t turns_reserved;
     int64_t tokens_reserved;
-    size_t bytes_reserved; /* bodies of calls under way */
+    size_t bytes_reserved;   /* bodies of calls under way */
+    uint64_t recorded_bytes; /* new ones of calls that are over */
     bool tools_seen;
     uint32_t *script_uses;
     uint32_t refusals[REFUSALS];
@@ -721,6 +722,8 @@ const struct ancestor *lineage_parent(struct call *call, size_t *shared);
 /* Its parent's tape, which another call that is under way took along, and how many bytes this call
  * shares with that one. NULL: nobody has it. */
 const struct json_doc *lineage_tape(struct call *call, size_t *shared);
+/* Bytes of the body that its parent does not begin with. */
+size_t lineage_new_bytes(struct call *call);
 /* Hashes what of call->request was read, while it is at hand: once, however often it is compared.
  */
 void lineage_hash(struct call *call);

@@ -155,6 +155,12 @@ const struct ancestor *lineage_parent(struct call *call, size_t *shared)
     return call->parent < 0 ? NULL : &call->session->lineage.ancestors[call->parent];
 }
 
+size_t lineage_new_bytes(struct call *call)
+{
+    find_parent(call);
+    return call->body->bytes.size - (call->parent < 0 ? 0 : call->parent_bytes);
+}
+
 const struct json_doc *lineage_tape(struct call *call, size_t *shared)
 {
     LIST_EACH (node, &call->session->calls) {

@@ -27,6 +27,7 @@
 #define CONNECTIONS_MAX 64
 #define BODY_BYTES_MAX ((size_t)32 << 20)
 #define ANSWER_BYTES_MAX ((size_t)64 << 20)
+#define RECORD_BYTES_MAX ((uint64_t)16 << 30)
 #define KEEPALIVE_MS 15000
 #define HEADERS_AFTER_MS 20000
 #define UNARY_AFTER_MS 45000 /* the most impatient agent gives up after 60 s without a head */
@@ -163,6 +164,8 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
     int64_t used = stats->usage.prompt_tokens + stats->usage.completion_tokens;
     if (limits->tokens_max && used >= limits->tokens_max)
         return run_out(session, err, "tokens", limits->tokens_max);
+    if (session->recorded_bytes >= limits->record_bytes_max)
+        return run_out(session, err, "recorded bytes", (long long)limits->record_bytes_max);
 
     /* From here on a later call may be luckier. */
     int64_t expected =
@@ -212,6 +215,7 @@ void session_settle(struct gateway_session *session, struct call *call)
     struct gateway *gateway = session->gateway;
     struct gateway_stats *stats = &session->stats;
     session_unreserve(session, call);
+    session->recorded_bytes += lineage_new_bytes(call) + call->record.answer_bytes;
     if (call->record.state != TRACE_CALL_ANSWERED) {
         stats->broken++;
         atomic_fetch_add(&gateway->broken, 1);
@@ -427,6 +431,7 @@ static void put_limits(struct gateway_session *session, const struct gateway_lim
     own->connections_max = own->connections_max ? own->connections_max : CONNECTIONS_MAX;
     own->body_bytes_max = own->body_bytes_max ? own->body_bytes_max : BODY_BYTES_MAX;
     own->answer_bytes_max = own->answer_bytes_max ? own->answer_bytes_max : ANSWER_BYTES_MAX;
+    own->record_bytes_max = own->record_bytes_max ? own->record_bytes_max : RECORD_BYTES_MAX;
 }
 
 int gateway_mode_fits(enum gateway_mode mode, const struct model *model, struct err *err)

@@ -109,6 +109,7 @@ struct plan *plan_new(struct rollouts *rollouts, const struct rollout_request *r
     plan->limits.in_flight_max = options->in_flight_max;
     plan->limits.body_bytes_max = options->body_bytes_max;
     plan->limits.answer_bytes_max = options->answer_bytes_max;
+    plan->limits.record_bytes_max = options->record_bytes_max;
     plan->keepalive_ms = options->keepalive_ms;
     plan->retry_grace_ms = options->retry_grace_ms;
     plan->held_ms_max = options->held_ms_max;

@@ -63,6 +63,7 @@ struct rollouts_options {
     uint32_t calls_max, in_flight_max, keepalive_ms, retry_grace_ms;
     uint64_t held_ms_max;
     size_t body_bytes_max, answer_bytes_max;
+    uint64_t record_bytes_max;
     const char *owner; /* who runs this manager; kept as `owner` in each folder until it is over.
                           NULL: none */
     uint32_t kept_max; /* 0: 1000; finished rollouts the manager still knows */

@@ -128,6 +128,7 @@ static int build_rollouts(struct machine *machine, uint32_t parallel_max, struct
         .held_ms_max = (uint64_t)config->gateway_held_ms_max,
         .body_bytes_max = (size_t)config->gateway_body_bytes_max,
         .answer_bytes_max = (size_t)config->gateway_answer_bytes_max,
+        .record_bytes_max = (uint64_t)config->gateway_record_bytes_max,
         .owner = machine->owner,
         .events = machine->gate != NULL, /* a server: somebody may want to hear of them */
         .starts_per_second_max = (uint32_t)config->rollout_starts_per_second_max,

@@ -353,16 +353,21 @@ TEST(parallel_calls_cannot_overrun_the_limit_of_turns)
     world_end(&world);
 }
 
-TEST(calls_and_tokens_run_out)
+TEST(calls_tokens_and_what_is_recorded_run_out)
 {
     struct world world = {.upstream_answer = answer_completion};
     world_start(&world);
     world_model(&world);
-    for (int round = 0; round < 2; round++) {
-        struct gateway_limits limits = {.calls_max = round ? 0 : 2, .tokens_max = round ? 28 : 0};
+    /* The second request is the same as the first: only its answer is new. */
+    uint64_t one = strlen(ASK) + strlen(COMPLETION), two = one + strlen(COMPLETION);
+    const struct gateway_limits all[] = {{.calls_max = 2},
+                                         {.tokens_max = 28},
+                                         {.record_bytes_max = one + 1},
+                                         {.record_bytes_max = two}};
+    for (size_t round = 0; round < COUNT(all); round++) {
         world.exhausted = GATEWAY_FINE;
         world.closed = false;
-        world_open(&world, (struct gateway_session_options){.limits = limits});
+        world_open(&world, (struct gateway_session_options){.limits = all[round]});
         int statuses[3];
         for (int i = 0; i < 3; i++) {
             struct reply reply;
