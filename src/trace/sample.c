@@ -171,6 +171,11 @@ static void read_tokens(struct samples *samples, struct turn *turn, struct json 
         turn->stored_shared = (size_t)shared;
         turn->prompt_count += (size_t)shared;
     }
+    if (bad_prompt || bad_ids) { /* nor may a later prompt go on from them */
+        turn->prompt_count = turn->id_count = turn->version_count = 0;
+        turn->stored_on = NONE;
+        turn->stored_shared = 0;
+    }
     OWN(arena) struct arena scratch = {0};
     struct str engine_note = json_str(json_get(answer, "tokens_note"), &scratch);
     char text[256];
@@ -343,7 +348,11 @@ static int walk_request(struct samples *samples, struct turn *turn, struct json 
     turn->parent = samples->nodes[walk.node].last;
     struct json tools = json_get(request, "tools");
     if (json_size(tools))
-        samples->tools = arena_str(&samples->arena, json_raw(tools));
+        turn->tools = arena_str(&samples->arena, json_raw(tools));
+    else if (stored_on != NONE && json_true(json_get(line, "shared_tools")))
+        turn->tools = samples->turns[stored_on].tools;
+    if (turn->tools.size)
+        samples->tools = turn->tools;
     return 0;
 }
 

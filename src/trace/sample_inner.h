@@ -70,6 +70,7 @@ struct turn {
     struct str accepted, done, finish, model, dialect; /* texts of the line */
     struct str sampling, usage;                        /* raw JSON */
     struct str error_kind, error;
+    struct str tools; /* raw, also where the line leaves them out; none: STR_NONE */
     /* messages */
     uint32_t request_node, answer_node; /* NONE: not understood; no answer */
     uint32_t parent;                    /* whose answer the request goes on from; NONE */

@@ -629,6 +629,62 @@ TEST(arrays_that_do_not_fit_are_refused_by_name)
     }
 }
 
+/* Its ids cannot be known from a line that does not say them. */
+TEST(a_prompt_that_goes_on_from_tokens_that_are_none_is_refused)
+{
+    OWN(samples) struct samples *samples = fresh(0);
+    OWN(rows) struct rows rows = {0};
+    add(samples, (struct line){.id = "c-1",
+                               .messages = USER("1"),
+                               .answer = SAID("a"),
+                               .prompt = "1,\"x\",3",
+                               .ids = "4",
+                               .logprobs = "-1"});
+    add(samples,
+        (struct line){.id = "c-2",
+                      .messages = SAID("a") "," USER("2"),
+                      .answer = SAID("b"),
+                      .prompt = "5",
+                      .ids = "6",
+                      .logprobs = "-1",
+                      .more =
+                          "\"parent\":\"c-1\",\"shared_messages\":1,\"shared_prompt_tokens\":4"});
+    rows_read(&rows, samples);
+    EXPECT_INT(rows.count, 1);
+    EXPECT_TEXT(at(&rows, 0, "kind"), "\"messages\"");
+    EXPECT_TEXT(at(&rows, 0, "note"), "\"call c-1: its token ids are not all ids\"");
+}
+
+/* Lines that leave out the tools their parent has, after a sub-agent's that has others. */
+TEST(tools_are_those_of_the_last_request_also_when_its_line_leaves_them_out)
+{
+    OWN(samples) struct samples *samples = fresh(0);
+    OWN(buf) struct buf text = {0};
+    add(samples, (struct line){.id = "c-1",
+                               .messages = USER("1"),
+                               .answer = SAID("a"),
+                               .request_more = ",\"tools\":[{\"name\":\"mine\"}]"});
+    add(samples, (struct line){.id = "c-2",
+                               .messages = USER("other"),
+                               .answer = SAID("x"),
+                               .request_more = ",\"tools\":[{\"name\":\"theirs\"}]"});
+    for (int i = 3; i < 5; i++)
+        add(samples, (struct line){.id = i == 3 ? "c-3" : "c-4",
+                                   .messages = SAID("a") "," USER("2"),
+                                   .answer = SAID("b"),
+                                   .more = i == 3 ? "\"parent\":\"c-1\",\"shared_messages\":1,"
+                                                    "\"shared_tools\":true"
+                                                  : "\"parent\":\"c-3\",\"shared_messages\":3,"
+                                                    "\"shared_tools\":true"});
+    samples_finish(samples);
+    struct json_writer out = {.out = &text};
+    json_begin_object(&out);
+    samples_write_nodes(samples, &out);
+    json_end_object(&out);
+    EXPECT(str_find(buf_str(&text), STR("\"name\":\"mine\"")) >= 0);
+    EXPECT(str_find(buf_str(&text), STR("theirs")) < 0);
+}
+
 TEST(a_side_call_that_is_gone_on_from_is_a_turn)
 {
     OWN(samples) struct samples *samples = fresh(0);
