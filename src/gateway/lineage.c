@@ -24,9 +24,11 @@
 #define REMEMBERED_BYTES_MAX ((size_t)8 << 20)
 #define REMEMBERED_CALLS_MAX 32u /* and this many calls came since */
 
+/* What is empty is not what is missing: the record shows the one and leaves out the other. */
 static void hash_str(XXH3_state_t *state, struct str text)
 {
-    XXH3_64bits_update(state, &text.size, sizeof text.size);
+    size_t size = text.data ? text.size : SIZE_MAX;
+    XXH3_64bits_update(state, &size, sizeof size);
     XXH3_64bits_update(state, text.data, text.size);
 }
 
@@ -70,6 +72,7 @@ static uint64_t tools_hash(const struct trace_request *request, uint64_t seed)
         hash_str(&state, tool->description);
         hash_str(&state, tool->parameters);
         hash_str(&state, tool->space);
+        hash_str(&state, tool->strict);
         XXH3_64bits_update(&state, &tool->custom, sizeof tool->custom);
     }
     return XXH3_64bits_digest(&state);

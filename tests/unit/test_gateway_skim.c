@@ -25,6 +25,7 @@ struct talk {
     size_t count;
     uint32_t system, nonce, order;
     uint32_t tools, tools_last; /* which; whether they come behind the conversation */
+    uint32_t strict;            /* not said, false, true */
 };
 
 /* With escapes, and with letters of more than one byte. */
@@ -156,7 +157,12 @@ static void put_tools(const struct talk *talk, struct buf *out)
     if (!talk->tools)
         return;
     const char *at = shapes[dialect][talk->tools % 3];
-    const char *number = strstr(at, "%u");
+    const char *name = strstr(at, "\"name\":"), *number = strstr(at, "%u");
+    if (talk->strict && name) {
+        buf_str_append(out, str_make(at, (size_t)(name - at)));
+        buf_format(out, "\"strict\":%s,", talk->strict == 1 ? "false" : "true");
+        at = name;
+    }
     buf_str_append(out, number ? str_make(at, (size_t)(number - at)) : str_of(at));
     if (number)
         buf_format(out, "%u%s", talk->tools / 3, number + 2);
@@ -221,9 +227,29 @@ static void drop(struct talk *talk, size_t from)
         free(talk->elements[--talk->count]);
 }
 
+/* Messages that differ in what is empty and what is not there at all. */
+static char *hollow(const struct dialect *dialect)
+{
+    static const char *const said[][3] = {
+        {"{\"role\":\"assistant\",\"content\":\"same\"}",
+         "{\"role\":\"assistant\",\"content\":\"same\",\"reasoning_content\":\"\"}",
+         "{\"role\":\"assistant\",\"name\":\"\",\"content\":\"same\"}"},
+        {"{\"role\":\"assistant\",\"content\":\"\"}", "{\"role\":\"assistant\",\"content\":[]}",
+         "{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"\"}]}"},
+        {"{\"role\":\"user\",\"content\":\"\"}", "{\"role\":\"user\",\"content\":[]}",
+         "{\"type\":\"function_call_output\",\"call_id\":\"\",\"output\":\"\"}"},
+        {"{\"role\":\"model\",\"parts\":[{\"text\":\"\"}]}", "{\"role\":\"model\",\"parts\":[]}",
+         "{\"role\":\"model\",\"parts\":[{\"thought\":true,\"text\":\"\"}]}"}};
+    size_t at = dialect == &dialect_chat        ? 0
+                : dialect == &dialect_messages  ? 1
+                : dialect == &dialect_responses ? 2
+                                                : 3;
+    return mem_dup(said[at][dice(3)]);
+}
+
 static void change(struct talk *talk)
 {
-    uint32_t kind = dice(14);
+    uint32_t kind = dice(17);
     if (!talk->count || kind < 6 || talk->count < 3) {
         for (uint32_t i = 1 + dice(3); i && talk->count < ELEMENTS_MAX; i--)
             talk->elements[talk->count++] = element(talk->dialect);
@@ -255,6 +281,14 @@ static void change(struct talk *talk)
         return;
     case 12:
         talk->tools_last = !talk->tools_last;
+        return;
+    case 13:
+        talk->strict = dice(3);
+        return;
+    case 14:
+    case 15:
+        free(talk->elements[talk->count / 2]);
+        talk->elements[talk->count / 2] = hollow(talk->dialect);
         return;
     default:
         talk->order = dice(4);
