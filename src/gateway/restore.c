@@ -11,6 +11,7 @@
  * What an agent certainly has is not given again: entries and intents name the calls whose answers
  * had arrived by then. Earlier requests as bases for differences (lineage.c) are not restored: the
  * next entry is written whole. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +19,14 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/file.h"
+#include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/inner.h"
 #include "store/store.h"
 
-#define LINES_BYTES_MAX ((size_t)1 << 30)
+#define READ_BYTES ((size_t)256 << 10)
+#define LINE_HEAD_BYTES ((size_t)256)
 #define ARENA_BYTES_MAX ((size_t)512 << 20)
 
 /* A call of the record, oldest first. */
@@ -128,7 +130,6 @@ static void note_taken(struct olds *olds, struct json record)
     }
 }
 
-/* Of an entry: what it used up. */
 /* What a model server's failure is for the rollout while no later call is answered; the status is
  * the one the agent was shown (call_trouble.c, show_failure). */
 static bool is_upstreams(const struct gateway_session *session, struct json record)
@@ -138,6 +139,7 @@ static bool is_upstreams(const struct gateway_session *session, struct json reco
            (status == 401 || status == 403 || status == 429 || status >= 500);
 }
 
+/* Of an entry: what it used up. */
 static void count_entry(struct gateway_session *session, const struct old *old, struct json record)
 {
     struct gateway_stats *stats = &session->stats;
@@ -258,48 +260,68 @@ static void play_again(struct gateway_session *session, const struct call *call,
 
 /* ---------------------------------------------------------------- calls.jsonl */
 
+/* A line begins with its call's id. */
+static void note_line(struct map *ids, struct str head)
+{
+    struct str mark = STR("{\"call_id\":\"");
+    if (!str_starts(head, mark))
+        return;
+    struct str id = str_from(head, mark.size);
+    (void)map_put(ids, str_cut(&id, '"'), ids);
+}
+
 /* The ids of the lines that are there; a line that was not finished is cut off. */
 static int read_lines(struct gateway_session *session, struct map *ids, struct err *err)
 {
-    OWN(buf) struct buf text = {0};
     if (session->lines.fd < 0)
         return 0;
-    if (file_read(session->lines.path, LINES_BYTES_MAX, &text, err) < 0)
-        return -1;
-    struct str rest = buf_str(&text);
-    while (rest.size) {
-        long end = str_find_byte(rest, '\n');
-        if (end < 0) {
-            if (ftruncate(session->lines.fd, (off_t)(text.size - rest.size)) < 0)
-                return err_errno(err, "'%s'", session->lines.path);
-            break;
-        }
-        struct str line = str_upto(rest, (size_t)end), mark = STR("\"call_id\":\"");
-        rest = str_from(rest, (size_t)end + 1);
-        long at = str_find(line, mark);
-        if (at < 0)
+    const char *path = session->lines.path;
+    OWN(fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    OWN(mem) char *bytes = mem_alloc(READ_BYTES);
+    OWN(buf) struct buf head = {0}; /* of the line that is being read */
+    off_t end = 0, whole = 0;
+    if (fd < 0)
+        return err_errno(err, "'%s'", path);
+    for (;;) {
+        ssize_t got = read(fd, bytes, READ_BYTES);
+        if (got < 0 && errno == EINTR)
             continue;
-        struct str id = str_from(line, (size_t)at + mark.size);
-        (void)map_put(ids, str_cut(&id, '"'), ids);
+        if (got < 0)
+            return err_errno(err, "'%s'", path);
+        if (got == 0)
+            break;
+        for (struct str rest = str_make(bytes, (size_t)got); rest.size;) {
+            long size = str_find_byte(rest, '\n');
+            struct str piece = size < 0 ? rest : str_upto(rest, (size_t)size);
+            if (head.size < LINE_HEAD_BYTES)
+                buf_str_append(&head, str_upto(piece, LINE_HEAD_BYTES - head.size));
+            end += (off_t)piece.size;
+            rest = str_from(rest, piece.size);
+            if (size < 0)
+                continue;
+            note_line(ids, buf_str(&head));
+            buf_clear(&head);
+            whole = ++end;
+            rest = str_from(rest, 1);
+        }
     }
+    if (end > whole && ftruncate(session->lines.fd, whole) < 0)
+        return err_errno(err, "'%s'", path);
     return 0;
 }
 
 /* The line of an entry that was committed when the server died before it could write it. */
-static void add_line(struct gateway_session *session, const struct call *call)
+static void add_line(struct gateway_session *session, const char *call_id)
 {
-    OWN(buf) struct buf whole = {0}, request = {0};
-    struct buf *line = lines_room(session);
-    OWN(json_doc) struct json_doc doc = {0};
+    OWN(buf) struct buf whole = {0};
     struct err err = {0};
-    if (store_read_call(session->gateway->store, call->record.id, &whole, &err) < 0 ||
-        json_read(&doc, buf_str(&whole), NULL, &err) < 0) {
-        CALL_LOG(LOG_WARN, call, "its line cannot be made: %s", err.text);
+    if (gateway_read_call(session->gateway->store, call_id, &whole, &err) < 0) {
+        log_write_of(LOG_WARN, "gateway", session->rollout_id, call_id,
+                     "its line cannot be made: %s", err.text);
         return;
     }
-    trace_request_write(&call->request, &(struct json_writer){.out = &request});
-    struct json_edit edit = {"request", buf_str(&request)};
-    json_splice(json_root(&doc), &edit, 1, line);
+    struct buf *line = lines_room(session);
+    buf_str_append(line, buf_str(&whole));
     buf_byte(line, '\n');
     lines_added(session);
 }
@@ -324,9 +346,10 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
     bool unsure = old->answered && answers_after < session->limits.in_flight_max &&
                   read_key(record, &key) &&
                   !map_get(&olds->taken, str_make(&old->number, sizeof old->number));
-    bool lineless = session->lines.fd >= 0 && !map_get(lines, str_of(old->id));
+    if (session->lines.fd >= 0 && !map_get(lines, str_of(old->id)))
+        add_line(session, old->id);
     bool played = session->model->script || session->model->replay;
-    if (!unsure && !lineless && !played && (session->tools_seen || answers_after))
+    if (!unsure && !played && (session->tools_seen || answers_after))
         return 0;
     struct call call = {.arena.bytes_max = ARENA_BYTES_MAX};
     struct err trouble = {0};
@@ -339,8 +362,6 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
         session->tools_seen |= call.request.tool_count > 0;
         if (unsure)
             remember(session, &call, &key);
-        if (lineless)
-            add_line(session, &call);
         if (played)
             play_again(session, &call, (uint32_t)json_int_or(json_get(record, "attempts"), 1));
     }

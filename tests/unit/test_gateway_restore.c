@@ -2,7 +2,9 @@
  * and answers go on; each call is in the record once. */
 #include "test_gateway.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #define COMPLETION(text)                                                                           \
@@ -321,6 +323,56 @@ TEST(a_line_that_was_not_written_is_made_from_the_journal)
         EXPECT(json_size(json_get(json_get(root, "request"), "messages")) == 1);
         EXPECT(json_is(json_get(root, "state"), "answered"));
     }
+    world_end(&world);
+}
+
+/* What nobody asked for again is entered without a request; its line is lost, too. */
+static void act_given_up(struct world *world)
+{
+    world_close_session(world, 0);
+    store_close(world->store);
+    if (truncate(world->calls_path, 0) < 0)
+        abort();
+}
+
+TEST(a_line_of_a_call_without_a_request_is_made_from_the_journal)
+{
+    struct world world = {0};
+    die_after(&world, (struct gateway_session_options){0}, act_open);
+    die_after(&world, (struct gateway_session_options){.restore = true}, act_given_up);
+    start(&world, (struct gateway_session_options){.restore = true});
+    expect_record(&world, "1:answered 2:broken 3:broken ");
+    EXPECT_INT(lines_in(&world), 3);
+    OWN(buf) struct buf text = {0};
+    EXPECT_INT(file_read(world.calls_path, 1 << 20, &text, NULL), 0);
+    for (struct str rest = buf_str(&text); rest.size;) {
+        OWN(json_doc) struct json_doc doc = {0};
+        EXPECT_INT(json_read(&doc, str_cut(&rest, '\n'), NULL, NULL), 0);
+        bool broken = json_is(json_get(json_root(&doc), "state"), "broken");
+        EXPECT(json_type(json_get(json_root(&doc), "request")) ==
+               (broken ? JSON_NULL : JSON_OBJECT));
+    }
+    world_end(&world);
+}
+
+static void act_long(struct world *world)
+{
+    act_answered(world);
+    int fd = open(world->calls_path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || pwrite(fd, "\n", 1, ((off_t)1 << 30) + 7) != 1)
+        abort();
+    close(fd);
+}
+
+TEST_WITHIN(a_session_with_very_long_lines_is_restored, 60)
+{
+    struct world world = {0};
+    die_after(&world, (struct gateway_session_options){0}, act_long);
+    start(&world, (struct gateway_session_options){.restore = true});
+    EXPECT_INT(gateway_session_stats(world.session)->calls, 2);
+    struct stat status;
+    EXPECT_INT(stat(world.calls_path, &status), 0);
+    EXPECT(status.st_size == ((off_t)1 << 30) + 8); /* nothing cut, nothing added */
     world_end(&world);
 }
 
