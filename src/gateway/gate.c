@@ -1,8 +1,8 @@
 /* gate.c - held calls, as one state machine on one loop.
  *
- * Waiting calls hang in a queue per rollout. One timer per call serves both its lease and its
- * deadline: it is set to the nearer. Who gets which call is in gate_take.c, what its lane sees of
- * it in gate_call.c. */
+ * Waiting calls hang in a queue per rollout, in the order in which they came: a call that comes
+ * back has its old place. One timer per call serves both its lease and its deadline: it is set to
+ * the nearer. Who gets which call is in gate_take.c, what its lane sees of it in gate_call.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,25 +26,39 @@ void gate_work_set_timer(struct gate_work *work)
         loop_timer_stop(&work->timer);
 }
 
+void gate_rollout_enter(struct gate *gate, struct gate_rollout *rollout)
+{
+    list_append(&gate->waiting, &rollout->ring);
+    if (rollout->group)
+        list_append(&rollout->group->waiting, &rollout->group_ring);
+}
+
+void gate_rollout_leave(struct gate_rollout *rollout)
+{
+    list_remove(&rollout->ring);
+    list_remove(&rollout->group_ring);
+}
+
 static void unqueue(struct gate_work *work)
 {
     list_remove(&work->link);
     if (list_empty(&work->rollout->calls))
-        list_remove(&work->rollout->ring);
+        gate_rollout_leave(work->rollout);
 }
 
-/* `first`: within its rollout it has waited longest. */
-static void enqueue(struct gate_work *work, bool first)
+static void enqueue(struct gate_work *work)
 {
     struct gate_rollout *rollout = work->rollout;
+    struct list *calls = &rollout->calls, *later = calls->next;
     work->state = GATE_QUEUED;
     work->lease[0] = '\0';
-    if (first)
-        list_prepend(&rollout->calls, &work->link);
-    else
-        list_append(&rollout->calls, &work->link);
+    if (list_empty(calls) || LIST_OF(calls->prev, struct gate_work, link)->number < work->number)
+        later = calls; /* as every new one */
+    while (later != calls && LIST_OF(later, struct gate_work, link)->number < work->number)
+        later = later->next;
+    list_append(later, &work->link); /* before it */
     if (!rollout->ring.next)
-        list_append(&work->gate->waiting, &rollout->ring);
+        gate_rollout_enter(work->gate, rollout);
     work->gate->counts.held++;
     gate_work_set_timer(work);
 }
@@ -62,6 +76,17 @@ void gate_work_leave_state(struct gate_work *work)
         gate->counts.streaming--;
 }
 
+static void rollout_free(struct gate *gate, struct gate_rollout *rollout)
+{
+    struct gate_group *group = rollout->group;
+    (void)map_remove(&gate->rollouts, str_of(rollout->id));
+    free(rollout);
+    if (!group || --group->count)
+        return;
+    (void)map_remove(&gate->groups, str_of(group->id));
+    free(group);
+}
+
 void gate_work_free(struct gate_work *work)
 {
     struct gate *gate = work->gate;
@@ -75,10 +100,8 @@ void gate_work_free(struct gate_work *work)
             stream->on_gone(stream->context);
     }
     (void)map_remove(&gate->works, str_of(work->id));
-    if (--work->rollout->count == 0) {
-        (void)map_remove(&gate->rollouts, str_of(work->rollout->id));
-        free(work->rollout);
-    }
+    if (--work->rollout->count == 0)
+        rollout_free(gate, work->rollout);
     if (work->free_payload)
         work->free_payload(work->payload);
     work->call->work = NULL;
@@ -91,7 +114,7 @@ void gate_work_requeue(struct gate_work *work)
 {
     gate_work_leave_state(work);
     work->gate->counts.redelivered++;
-    enqueue(work, true);
+    enqueue(work);
     gate_serve(work->gate);
 }
 
@@ -102,7 +125,7 @@ void gate_put_back(struct gate_work *work)
     work->deliveries--;
     work->gate->counts.taken--;
     atomic_store(&work->call->taken, work->deliveries > 0);
-    enqueue(work, true);
+    enqueue(work);
     gate_serve(work->gate);
 }
 
@@ -130,17 +153,32 @@ static void on_work_due(struct loop_timer *timer)
         gate_work_set_timer(work);
 }
 
+/* Of a rollout that is new. */
+static struct gate_group *group_of(struct gate *gate, const char *id)
+{
+    struct gate_group *group = map_get(&gate->groups, str_of(id));
+    if (!group) {
+        size_t size = strlen(id) + 1;
+        group = mem_zero(sizeof *group + size);
+        list_init(&group->waiting);
+        memcpy(group->id, id, size);
+        (void)map_put(&gate->groups, str_of(id), group);
+    }
+    group->count++;
+    return group;
+}
+
 static struct gate_rollout *rollout_of(struct gate *gate, const char *id, const char *group)
 {
     struct gate_rollout *rollout = map_get(&gate->rollouts, str_of(id));
     if (rollout)
         return rollout;
-    size_t id_size = strlen(id) + 1, group_size = group ? strlen(group) + 1 : 0;
-    rollout = mem_zero(sizeof *rollout + id_size + group_size);
+    size_t size = strlen(id) + 1;
+    rollout = mem_zero(sizeof *rollout + size);
     list_init(&rollout->calls);
-    memcpy(rollout->id, id, id_size);
+    memcpy(rollout->id, id, size);
     if (group)
-        rollout->group = memcpy(rollout->id + id_size, group, group_size);
+        rollout->group = group_of(gate, group);
     (void)map_put(&gate->rollouts, str_of(id), rollout);
     return rollout;
 }
@@ -153,7 +191,8 @@ void gate_work_arrive(struct gate_work *work)
     if (work->deadline)
         work->deadline += loop_now_ms(gate->loop);
     CHECK(!map_put(&gate->works, str_of(work->id), work));
-    enqueue(work, false);
+    work->number = gate->arrivals++;
+    enqueue(work);
     gate_serve(gate);
 }
 
@@ -268,6 +307,7 @@ void gate_free(struct gate *gate)
         fail_work(work, ERR_CANCELLED, 503, STR("gate_closed"), STR("the gate is closing"));
     map_deinit(&gate->works);
     map_deinit(&gate->rollouts);
+    map_deinit(&gate->groups);
     gate->closed = true;
     if (!gate->serving)
         free(gate);

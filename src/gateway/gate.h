@@ -98,8 +98,8 @@ void gate_taker_cancel(struct gate_taker *taker); /* the client went away; befor
 /* The call's object as the trainer sees it. */
 void gate_work_write(struct gate_work *work, bool raw, struct json_writer *out);
 size_t gate_work_size(const struct gate_work *work); /* about, of what it copies */
-/* From inside on_calls: nobody gets the call after all, and it is first in its rollout's queue as
- * if it had not been taken. Several go back from the last to the first. */
+/* From inside on_calls: nobody gets the call after all, and it waits at its old place as if it had
+ * not been taken. */
 void gate_put_back(struct gate_work *work);
 const char *gate_work_call_id(const struct gate_work *work);
 const char *gate_work_lease(const struct gate_work *work); /* "": it was put back */

@@ -32,12 +32,18 @@ struct gate_call {
     atomic_bool full;         /* and somebody waits until there are fewer */
 };
 
+struct gate_group {
+    struct list waiting; /* its rollouts with waiting calls */
+    size_t count;        /* rollouts with works in any state */
+    char id[];
+};
+
 struct gate_rollout {
-    struct list ring; /* in gate->waiting while calls wait */
-    struct list calls;
-    size_t count;      /* works of this rollout, in any state */
-    const char *group; /* NULL: none */
-    char id[];         /* and the group's behind it */
+    struct list ring, group_ring; /* in gate->waiting and in its group's while calls wait */
+    struct list calls;            /* the one that came first is first */
+    size_t count;                 /* works of this rollout, in any state */
+    struct gate_group *group;     /* NULL: none */
+    char id[];
 };
 
 enum gate_state { GATE_QUEUED, GATE_LEASED, GATE_STREAMING, GATE_GONE };
@@ -50,6 +56,7 @@ struct gate_work {
     enum gate_state state;
     char lease[17];
     uint32_t turn, deliveries;
+    uint64_t number;                /* of its arrival */
     uint64_t lease_until, deadline; /* loop time; 0: none. On its way: from then on */
     int64_t policy;
     struct loop_timer timer;
@@ -75,9 +82,10 @@ struct gate_stream {
 struct gate {
     struct loop *loop;
     struct gate_options options;
-    struct map works, rollouts;
+    struct map works, rollouts, groups;
     struct list waiting, takers;
     size_t taker_count;
+    uint64_t arrivals;
     atomic_size_t held; /* counted from any lane */
     _Atomic int64_t policy;
     atomic_bool paused;
@@ -105,6 +113,8 @@ void gate_work_leave_state(struct gate_work *work);
 void gate_work_set_timer(struct gate_work *work);
 void gate_work_requeue(struct gate_work *work);
 void gate_work_free(struct gate_work *work);
+void gate_rollout_enter(struct gate *gate, struct gate_rollout *rollout); /* last in its rings */
+void gate_rollout_leave(struct gate_rollout *rollout);
 /* What the trainer speaks of, when it may: leased, and to whoever speaks. */
 struct gate_work *gate_find_leased(struct gate *gate, const char *call_id, const char *lease_id,
                                    struct err *err);

@@ -1,8 +1,9 @@
 /* gate_take.c - who waits for held calls, and who gets which.
  *
- * Rollouts with waiting calls form a ring, and each take advances it, so that a rollout with a
- * hundred parallel calls gets no more turns than one with a single call. Takers are served in the
- * order they came. */
+ * Rollouts with waiting calls form a ring, and so do those of each group; who had its turn is last
+ * in both, so that a rollout with a hundred parallel calls gets no more turns than one with a
+ * single call, and none loses its turn to takes that do not want it. Takers are served in the order
+ * they came. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,7 +61,7 @@ static void lease(struct gate_taker *taker, struct gate_work *work)
 
 static bool fits(const struct gate_taker *taker, const struct gate_rollout *rollout)
 {
-    return !taker->group || (rollout->group && strcmp(taker->group, rollout->group) == 0);
+    return !taker->group || (rollout->group && strcmp(taker->group, rollout->group->id) == 0);
 }
 
 static struct gate_work *first_call(struct gate_rollout *rollout)
@@ -68,8 +69,20 @@ static struct gate_work *first_call(struct gate_rollout *rollout)
     return LIST_OF(rollout->calls.next, struct gate_work, link);
 }
 
-/* One call of each fitting rollout in turn; the ring moves on with every rollout looked at, and a
- * whole round without a hit ends the search. */
+/* Whose turn it is; NULL: no call that would fit waits. */
+static struct gate_rollout *next_rollout(const struct gate_taker *taker)
+{
+    struct gate *gate = taker->gate;
+    if (!taker->group)
+        return list_empty(&gate->waiting) ? NULL
+                                          : LIST_OF(gate->waiting.next, struct gate_rollout, ring);
+    struct gate_group *group = map_get(&gate->groups, str_of(taker->group));
+    return !group || list_empty(&group->waiting)
+               ? NULL
+               : LIST_OF(group->waiting.next, struct gate_rollout, group_ring);
+}
+
+/* One call of each fitting rollout in turn. */
 static size_t pick(struct gate_taker *taker, struct gate_work **calls)
 {
     struct gate *gate = taker->gate;
@@ -85,18 +98,9 @@ static size_t pick(struct gate_taker *taker, struct gate_work **calls)
         }
         return count;
     }
-    const struct gate_rollout *missed = NULL; /* the first of an unbroken row of misses */
-    while (count < taker->max && !list_empty(&gate->waiting)) {
-        struct gate_rollout *rollout = LIST_OF(gate->waiting.next, struct gate_rollout, ring);
-        if (rollout == missed)
-            break;
-        list_remove(&rollout->ring);
-        list_append(&gate->waiting, &rollout->ring);
-        if (!fits(taker, rollout)) {
-            missed = missed ? missed : rollout;
-            continue;
-        }
-        missed = NULL;
+    for (struct gate_rollout *rollout; count < taker->max && (rollout = next_rollout(taker));) {
+        gate_rollout_leave(rollout);
+        gate_rollout_enter(gate, rollout);
         calls[count] = first_call(rollout);
         lease(taker, calls[count++]);
     }
@@ -206,7 +210,7 @@ void gate_work_write(struct gate_work *work, bool raw, struct json_writer *out)
     json_begin_object(out);
     json_set_text(out, "call_id", work->id);
     json_set_text(out, "rollout_id", work->rollout->id);
-    json_set_text(out, "group_id", work->rollout->group);
+    json_set_text(out, "group_id", work->rollout->group ? work->rollout->group->id : NULL);
     json_set_text(out, "lease", work->lease);
     json_set_int(out, "lease_ms",
                  (long long)(work->lease_until > now ? work->lease_until - now : 0));

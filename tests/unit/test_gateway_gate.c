@@ -266,6 +266,61 @@ TEST(rollouts_take_turns_whatever_each_has_waiting)
     GATE_END;
 }
 
+/* Takes that want one group only take no turns from the others. */
+TEST(rollouts_of_other_groups_lose_no_turn_to_a_take_with_a_filter)
+{
+    GATE;
+    struct caller callers[7];
+    const char *const ids[] = {"a1", "b1", "b2", "b3", "c1", "c2", "c3"};
+    const char *const rollouts[] = {"a", "b", "b", "b", "c", "c", "c"};
+    for (int i = 0; i < 7; i++)
+        hold(gate, &callers[i], ids[i], rollouts[i], i ? "g-2" : "g-1", 0);
+    OWN(buf) struct buf order = {0};
+    for (int i = 0; i < 3; i++) {
+        struct taken group = take(gate, (struct gate_take){.group_id = "g-2"});
+        struct taken any = take(gate, (struct gate_take){0});
+        buf_format(&order, "%s%s", buf_text(&group.ids), buf_text(&any.ids));
+        taken_deinit(&group);
+        taken_deinit(&any);
+    }
+    EXPECT_TEXT(buf_text(&order), "b1 a1 c1 b2 c2 b3 ");
+    for (int i = 0; i < 7; i++) {
+        gate_call_close(callers[i].call);
+        buf_deinit(&callers[i].said);
+    }
+    spin(loop);
+    GATE_END;
+}
+
+/* However they come back, the one that has waited longest is first. */
+TEST(calls_that_come_back_keep_the_order_in_which_they_came)
+{
+    GATE;
+    struct caller callers[5];
+    static const char *const ids[] = {"c1", "c2", "c3", "c4", "c5"};
+    static const int released[] = {1, 0, 3, 2};
+    for (int i = 0; i < 4; i++)
+        hold(gate, &callers[i], ids[i], "r-1", NULL, 0);
+    struct taken first = take(gate, (struct gate_take){.max = 4});
+    hold(gate, &callers[4], ids[4], "r-1", NULL, 0);
+    for (int i = 0; i < 4; i++)
+        EXPECT_INT(gate_release(gate, ids[released[i]], NULL, &err), 0);
+    struct taken again = take(gate, (struct gate_take){.max = 5, .lease_ms = 1000});
+    EXPECT_TEXT(buf_text(&again.ids), "c1 c2 c3 c4 c5 ");
+    pass_ms(loop, 1100); /* all leases run out in one moment */
+    struct taken last = take(gate, (struct gate_take){.max = 5});
+    EXPECT_TEXT(buf_text(&last.ids), "c1 c2 c3 c4 c5 ");
+    for (int i = 0; i < 5; i++) {
+        gate_call_close(callers[i].call);
+        buf_deinit(&callers[i].said);
+    }
+    spin(loop);
+    taken_deinit(&first);
+    taken_deinit(&again);
+    taken_deinit(&last);
+    GATE_END;
+}
+
 TEST(filters_by_group_and_rollout_see_only_theirs)
 {
     GATE;
