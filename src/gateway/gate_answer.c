@@ -9,6 +9,7 @@
  * Token ids and log-probabilities stand in whichever place the engine puts them: the tables below
  * name them all. What is already in the plain form goes through byte for byte. What is wrong is
  * named by its field, so that the trainer can be told at once and the call is not spent. */
+#include <math.h>
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -97,11 +98,27 @@ static int check_call(struct parts *parts, struct json call, size_t at, struct e
     return 0;
 }
 
+/* Parts of an answer are texts; what else another dialect would put there would be lost. */
+static int check_content(struct json content, struct err *err)
+{
+    size_t at = 0;
+    if (json_type(content) != JSON_STRING && !is_array(content) && !is_nothing(content))
+        return err_set(err, ERR_INPUT, "'content' is neither a string nor an array of parts");
+    JSON_EACH (item, content) {
+        if (json_type(json_get(item.value, "text")) != JSON_STRING)
+            return err_set(err, ERR_INPUT,
+                           "'content[%zu]' is not a part with a 'text'; calls of tools are in "
+                           "'tool_calls'",
+                           at);
+        at++;
+    }
+    return 0;
+}
+
 static int check_message(struct parts *parts, struct err *err)
 {
-    enum json_type content = json_type(parts->content);
-    if (content != JSON_STRING && content != JSON_ARRAY && !is_nothing(parts->content))
-        return err_set(err, ERR_INPUT, "'content' is neither a string nor an array of parts");
+    if (check_content(parts->content, err) < 0)
+        return -1;
     if (check_text(parts->message, "reasoning_content", err) < 0 ||
         check_text(parts->message, "reasoning", err) < 0 ||
         check_text(parts->message, "refusal", err) < 0)
@@ -143,8 +160,8 @@ static int find_choice(struct parts *parts, struct err *err)
 
 static bool says_nothing(struct json message)
 {
-    static const char *const names[] = {"content", "tool_calls", "reasoning_content", "reasoning",
-                                        "refusal"};
+    static const char *const names[] = {"content",   "tool_calls", "reasoning_content",
+                                        "reasoning", "refusal",    "function_call"};
     for (size_t i = 0; i < COUNT(names); i++)
         if (json_exists(json_get(message, names[i])))
             return false;
@@ -155,7 +172,7 @@ static int find_message(struct parts *parts, struct err *err)
 {
     struct json root = parts->root;
     parts->meta = json_get(root, "meta_info");
-    if (json_exists(json_get(root, "error")))
+    if (!is_nothing(json_get(root, "error")))
         return err_set(err, ERR_INPUT, "'error' is no answer: use .../fail for errors");
     if (json_exists(json_get(root, "choices"))) {
         parts->plain = true;
@@ -250,15 +267,30 @@ static struct json number_of(const struct token_list *list, struct json entry, b
     return entry;
 }
 
+/* What has the name of a list and is none would be lost. */
+static int check_named(const struct parts *parts, const char *const *names, size_t count,
+                       struct err *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct json places[] = {json_get(parts->choice, names[i]), json_get(parts->root, names[i])};
+        for (size_t k = 0; k < COUNT(places); k++)
+            if (!is_nothing(places[k]) && !is_array(places[k]))
+                return err_set(err, ERR_INPUT, "'%s' is not an array", names[i]);
+    }
+    return 0;
+}
+
 static int check_list(const struct token_list *list, bool id, struct err *err)
 {
     size_t at = 0;
     JSON_EACH (item, list->list) {
         struct json value = number_of(list, item.value, id);
         long long number;
+        double logprob;
         if (id && (!json_int(value, &number) || number < 0 || number > INT32_MAX))
             return err_set(err, ERR_INPUT, "'%s[%zu]' is not a token id", list->name, at);
-        if (!id && json_type(value) != JSON_NUMBER && json_type(value) != JSON_NULL)
+        if (!id && json_type(value) != JSON_NULL &&
+            (!json_double(value, &logprob) || !isfinite((float)logprob)))
             return err_set(err, ERR_INPUT, "'%s[%zu]' is not a log-probability", list->name, at);
         at++;
     }
@@ -305,7 +337,7 @@ static void write_call(const struct parts *parts, struct json call, size_t at,
 static void write_message(const struct parts *parts, struct json_writer *out)
 {
     static const char *const kept[] = {"reasoning_content", "reasoning", "reasoning_details",
-                                       "refusal"};
+                                       "refusal", "function_call"};
     json_begin_object(out);
     if (parts->whole)
         json_set_text(out, "role", "assistant");
@@ -427,8 +459,18 @@ static void write_head(const struct parts *parts, struct json_writer *out)
     }
 }
 
+static bool calls_something(const struct parts *parts)
+{
+    return json_size(parts->calls) ||
+           json_type(json_get(parts->message, "function_call")) == JSON_OBJECT;
+}
+
 static int write_parts(const struct parts *parts, struct buf *to, struct err *err)
 {
+    if (check_named(parts, id_names, COUNT(id_names), err) < 0 ||
+        check_named(parts, prompt_names, COUNT(prompt_names), err) < 0 ||
+        check_named(parts, logprob_names, COUNT(logprob_names), err) < 0)
+        return -1;
     struct token_list ids = find_named(parts, id_names, COUNT(id_names));
     if (!ids.kind)
         ids = find_pairs(parts, "output_token_logprobs");
@@ -466,7 +508,7 @@ static int write_parts(const struct parts *parts, struct buf *to, struct err *er
     if (!is_nothing(parts->finish))
         json_set_raw(&out, "finish_reason", json_raw(parts->finish));
     else if (parts->whole)
-        json_set_text(&out, "finish_reason", json_size(parts->calls) ? "tool_calls" : "stop");
+        json_set_text(&out, "finish_reason", calls_something(parts) ? "tool_calls" : "stop");
     json_end_object(&out);
     json_end_array(&out);
     write_ids("prompt_token_ids", &prompt, &out);

@@ -300,6 +300,18 @@ TEST(nonsense_is_refused_by_its_field_and_the_lease_stays)
         {"{\"content\":\"x\",\"token_ids\":[1,-2]}", "'token_ids[1]'"},
         {"{\"content\":\"x\",\"prompt_token_ids\":[1,\"2\"]}", "'prompt_token_ids[1]'"},
         {"{\"content\":\"x\",\"completion_logprobs\":[\"a\"]}", "'completion_logprobs[0]'"},
+        {"{\"content\":\"x\",\"token_ids\":\"1 2\"}", "'token_ids'"},
+        {"{\"content\":\"x\",\"prompt_ids\":{\"0\":1}}", "'prompt_ids'"},
+        {"{\"content\":\"x\",\"completion_logprobs\":-1}", "'completion_logprobs'"},
+        {"{\"choices\":[{\"message\":{\"content\":\"x\"},\"token_ids\":7}]}", "'token_ids'"},
+        {"{\"content\":\"x\",\"token_ids\":[2147483648]}", "'token_ids[0]'"},
+        {"{\"content\":\"x\",\"completion_logprobs\":[-1,-1e999]}", "'completion_logprobs[1]'"},
+        {"{\"content\":\"x\",\"logprobs\":[1e300]}", "'logprobs[0]'"},
+        {"{\"content\":\"x\",\"logprobs\":[NaN]}", ""},
+        {"{\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"tool_use\",\"id\":\"t\","
+         "\"name\":\"f\",\"input\":{}}]}",
+         "'content[1]'"},
+        {"{\"content\":[1]}", "'content[0]'"},
         {"{\"content\":\"x\",\"finish_reason\":3}", "'finish_reason'"},
         {"{\"content\":\"x\",\"policy_version\":\"new\"}", "'policy_version'"},
         {"{\"content\":\"x\",\"policy_versions\":[[2,1,7]]}", "'policy_versions'"},
@@ -896,6 +908,10 @@ TEST(answers_of_few_words_are_answers)
         {"{\"choices\":[{\"message\":{\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":"
          "\"f\",\"arguments\":\"\"}}]},\"finish_reason\":\"tool_calls\"}]}",
          "\"name\":\"f\",\"arguments\":\"{}\""},
+        {"{\"content\":\"x\",\"error\":null,\"token_ids\":null}", "\"content\":\"x\""},
+        {"{\"content\":[{\"type\":\"text\",\"text\":\"y\"}]}", "\"text\":\"y\""},
+        {"{\"message\":{\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}}}",
+         "\"function_call\":{\"name\":\"f\""},
     };
     for (size_t i = 0; i < COUNT(rows); i++) {
         OWN(buf) struct buf out = {0};
