@@ -174,14 +174,14 @@ static int find_message(struct parts *parts, struct err *err)
     parts->meta = json_get(root, "meta_info");
     if (!is_nothing(json_get(root, "error")))
         return err_set(err, ERR_INPUT, "'error' is no answer: use .../fail for errors");
-    if (json_exists(json_get(root, "choices"))) {
+    if (!is_nothing(json_get(root, "choices"))) {
         parts->plain = true;
         if (find_choice(parts, err) < 0)
             return -1;
     } else {
         const char *name = parts->whole ? "message" : "delta";
         parts->message = json_get(root, name);
-        if (!json_exists(parts->message))
+        if (is_nothing(parts->message))
             parts->message = root;
         else if (json_type(parts->message) != JSON_OBJECT)
             return err_set(err, ERR_INPUT, "'%s' is not an object", name);

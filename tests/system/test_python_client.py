@@ -609,16 +609,18 @@ def test_32_calls_held_at_once(client):
 
 
 def test_tools_run_at_the_trainer(client):
-    ask = ("python3 -c 'import urllib.request as u; print(u.urlopen(u.Request(\"http://127.0.0.1:13131/v1/tools/look_up\", "
-           "b\"{\\\"word\\\": \\\"a\\\"}\")).read().decode())' > /app/answer")
+    ask = ("python3 -c 'import urllib.request as u; ask = lambda name: u.urlopen(u.Request(\"http://127.0.0.1:13131/v1/tools/\" "
+           "+ name, b\"{\\\"word\\\": \\\"a\\\"}\")).read().decode(); ask(\"note\"); print(ask(\"look_up\"))' > /app/answer")
 
     def policy(call):
         if call["turn"] > 1:
             return "done"
         return {"tool_calls": [{**SOLUTION, "function": {"name": "bash", "arguments": json.dumps({"command": ask})}}]}
 
-    with pc.GateWorker(client, policy, tools={"look_up": lambda given: {"meaning": "yes", **given}}):
-        solved(client.wait(submit(client, tools=[{"name": "look_up"}]), 60))
+    noted = []  # most functions return nothing
+    with pc.GateWorker(client, policy, tools={"look_up": lambda given: {"meaning": "yes", **given}, "note": noted.append}) as worker:
+        solved(client.wait(submit(client, tools=[{"name": "look_up"}, {"name": "note"}]), 60))
+    assert noted == [{"word": "a"}] and not worker.errors
 
 
 class Engine(http.server.BaseHTTPRequestHandler):

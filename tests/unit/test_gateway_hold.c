@@ -910,6 +910,7 @@ TEST(answers_of_few_words_are_answers)
          "\"name\":\"f\",\"arguments\":\"{}\""},
         {"{\"content\":\"x\",\"error\":null,\"token_ids\":null}", "\"content\":\"x\""},
         {"{\"content\":[{\"type\":\"text\",\"text\":\"y\"}]}", "\"text\":\"y\""},
+        {"{\"choices\":null,\"message\":null,\"content\":\"z\"}", "\"content\":\"z\""},
         {"{\"message\":{\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}}}",
          "\"function_call\":{\"name\":\"f\""},
     };

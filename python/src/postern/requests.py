@@ -174,7 +174,9 @@ def _call_path(call: Union[Call, str], verb: str) -> str:
 
 
 def answer(call: Union[Call, str], answer: Union[str, Mapping[str, Any]]) -> Request:
-    return _json("POST", _call_path(call, "answer"), {"content": answer} if isinstance(answer, str) else answer)
+    """As it is: a tool's result may be None."""
+    members = {"content": answer} if isinstance(answer, str) else dict(answer)
+    return Request("POST", _call_path(call, "answer"), json.dumps(members).encode())
 
 
 def stream(call: Union[Call, str]) -> Request:

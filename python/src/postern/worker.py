@@ -40,7 +40,8 @@ class GateWorker:
     iterator of chunks (also an asynchronous one), which is streamed; it raises CallFailed to choose the agent's error.
 
     `tools` maps names to functions of the arguments (an object) that return a tool's result; a tool call with no such
-    function goes to `answer`. `engine_options` are added to every request to an engine."""
+    function goes to `answer`. Text for a call of kind "user" is what the user says. `engine_options` are added to every
+    request to an engine."""
 
     def __init__(self, client: Union[Client, AsyncClient], answer: Union[Policy, Engine, str], concurrency: int = 8,
                  lease_ms: int = 60000, group: Optional[str] = None, rollout: Optional[str] = None, raw: bool = False,
@@ -235,8 +236,9 @@ class GateWorker:
         await self._quietly(client.fail(call, failure.message, failure.status, failure.type))
 
     async def _keep_lease(self, client: AsyncClient, call: Json, gone: asyncio.Event) -> None:
+        lease_ms = min(self.lease_ms, call.get("lease_ms") or self.lease_ms)  # the server has a maximum
         while True:
-            await asyncio.sleep(self.lease_ms / 3000)
+            await asyncio.sleep(lease_ms / 3000)
             try:
                 await client.extend(call, self.lease_ms)
             except (NotFound, Conflict):
@@ -257,16 +259,21 @@ class GateWorker:
     async def _make(self, call: Json) -> Tuple[Whole, Optional[AsyncIterator[Chunk]]]:
         """A whole answer, or chunks of which the first is there already: what goes wrong before it is an error the agent
         is told, not a broken stream."""
-        tool = call.get("kind") == "tool"
+        kind = call.get("kind", "model")
+        tool = kind == "tool"
         if tool and call["name"] in self.tools:
             return {"result": await self._run(self.tools[call["name"]], call["arguments"])}, None
         if self._engine is not None:
             if tool:
                 raise CallFailed(f"nobody runs the tool '{call['name']}' here", 501, "not_implemented")
+            if kind != "model":
+                raise CallFailed(f"nobody answers as the {kind} here", 501, "not_implemented")
             return await self._engine(call), None
         assert not isinstance(self._answer, (str, Engine))
         made = await self._run(self._answer, call)
         if isinstance(made, str):
+            if kind == "user":
+                return {"messages": [{"role": "user", "content": made}]}, None
             return {"result" if tool else "content": made}, None
         if isinstance(made, Mapping):
             return made, None
