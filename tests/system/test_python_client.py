@@ -552,6 +552,34 @@ def test_an_answer_the_server_refuses_fails_the_call(client):
     assert worker.failed == 1 and isinstance(worker.errors[0], pc.InvalidRequest)
 
 
+class Dropper(Cutter):
+    """Cuts the connection when an answer to a call is sent: the server never sees it."""
+
+    def carry(self, source, to, cutting):
+        with contextlib.suppress(OSError):
+            while True:
+                data = source.recv(65536)
+                if not data or (not cutting and self.cuts and b"/answer" in data):
+                    self.cuts -= bool(data)
+                    break
+                to.sendall(data)
+        for end in (source, to):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("cuts", [2, 4])
+def test_an_answer_that_is_lost_on_its_way_is_no_failure_of_the_policy(client, cuts):
+    """It is sent again; after four times in vain the call goes back to the queue. The agent sees nothing of it."""
+    dropper = Dropper(client.address.port, cuts)
+    with pc.Client(dropper.url, client.token) as own, pc.GateWorker(own, solve) as worker:
+        rollout = submit(client)
+        solved(client.wait(rollout, 60))
+    dropper.listener.close()
+    assert dropper.cuts == 0 and worker.failed == (cuts == 4)
+    assert {each["http_status"] for each in records(client, rollout)} == {200}
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_work_for_an_agent_that_left_is_given_up(client, streaming):
     begun, ended = threading.Event(), threading.Event()

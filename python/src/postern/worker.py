@@ -22,12 +22,14 @@ from . import requests as ask
 from .aio import AsyncClient, Chunk
 from .client import Client
 from .engine import Engine
-from .errors import AuthError, CallFailed, Conflict, InvalidRequest, NotFound, PosternError
+from .errors import (AuthError, Busy, CallFailed, Conflict, InvalidRequest, NotFound, PosternError, TimedOut,
+                     Unreachable)
 from .requests import Json
 
 POLL_MS = 500  # a take under way is what stopping waits for
 TAKE_MAX = 1024
 ERRORS_MAX = 100
+DELIVERIES_MAX = 4
 log = logging.getLogger("postern")
 
 Whole = Union[str, Mapping[str, Any]]
@@ -212,15 +214,33 @@ class GateWorker:
             return
         try:
             if chunks is None:
-                await client.answer(call, whole)
+                await self._deliver(client, call, whole)
             else:
                 lease.cancel()  # the open stream is the lease now
                 await client.stream(call, chunks)
             self.answered += 1
         except (NotFound, Conflict):
             self.lost += 1
+        except (Unreachable, TimedOut, Busy) as error:
+            # The policy did its part: no failure that an agent should see.
+            self.failed += 1
+            self.errors.append(error)
+            log.warning("delivering %s: %s", call["call_id"], error)
+            await self._quietly(client.release(call))
         except Exception as error:
             await self._fail(client, call, error)
+
+    @staticmethod
+    async def _deliver(client: AsyncClient, call: Json, whole: Whole) -> None:
+        """With its lease an answer counts once, however often it is sent: one that had arrived before is NotFound."""
+        for attempt in range(1, DELIVERIES_MAX):
+            try:
+                await client.answer(call, whole)
+                return
+            except Unreachable as error:
+                log.info("delivering %s: %s", call["call_id"], error)
+                await asyncio.sleep(ask.back_off(attempt))
+        await client.answer(call, whole)
 
     async def _fail(self, client: AsyncClient, call: Json, error: Exception) -> None:
         self.failed += 1
