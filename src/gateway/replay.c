@@ -7,6 +7,7 @@
  *
  * Lines of calls.jsonl leave out what their parent's line has; here they are put together again.
  * The record is read once and shared by all lanes; which answers were used is the session's. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,7 @@ struct recorded {
     const struct str *messages; /* as JSON */
     const uint64_t *hashes;
     size_t message_count;
+    uint64_t tools; /* a hash of them as JSON; 0: none */
     struct trace_answer answer;
 };
 
@@ -80,30 +82,59 @@ static int read_messages(struct replay *replay, struct json line, struct recorde
     }
     out->messages = messages;
     out->hashes = hashes;
+    struct json tools = json_get(json_get(line, "request"), "tools");
+    if (json_size(tools))
+        out->tools = XXH3_64bits(json_raw(tools).data, json_raw(tools).size);
+    else if (parent && json_true(json_get(line, "shared_tools")))
+        out->tools = parent->tools;
     return 0;
 }
 
-/* Four bytes each, after `shared` of the parent's tokens. */
-static const void *read_numbers(struct json list, bool floats, const int32_t *parent, size_t shared,
-                                struct arena *arena, size_t *count)
+/* Room for `shared` of another one's and the list's; NULL: none are needed, or none is left. */
+static void *room_for(struct json list, size_t shared, struct arena *arena, size_t *count)
 {
-    size_t total = shared + json_size(list), at = shared;
-    char *out = total ? arena_alloc(arena, total * 4) : NULL;
-    *count = 0;
-    if (!out)
-        return NULL;
-    if (shared)
-        memcpy(out, parent, shared * 4);
-    JSON_EACH (item, list) {
-        float number = (float)json_double_or(item.value, 0);
-        int32_t id = (int32_t)json_int_or(item.value, 0);
-        memcpy(out + at++ * 4, floats ? (void *)&number : (void *)&id, 4);
-    }
-    *count = total;
-    return out;
+    *count = shared + json_size(list);
+    return *count ? arena_alloc(arena, *count * 4) : NULL;
 }
 
-static void read_tokens(struct replay *replay, struct json line, struct trace_answer *out)
+static int read_ids(struct json list, struct str before, struct arena *arena, const int32_t **ids,
+                    size_t *count, struct err *err)
+{
+    size_t at = before.size / 4;
+    int32_t *out = room_for(list, at, arena, count);
+    if (*count && !out)
+        return out_of_room(err);
+    if (at)
+        memcpy(out, before.data, before.size);
+    JSON_EACH (item, list) {
+        long long id;
+        if (!json_int(item.value, &id) || id < 0 || id > INT32_MAX)
+            return err_set(err, ERR_INPUT, "its token ids are not all ids");
+        out[at++] = (int32_t)id;
+    }
+    *ids = out;
+    return 0;
+}
+
+static int read_logprobs(struct json list, struct arena *arena, struct trace_tokens *tokens,
+                         struct err *err)
+{
+    float *out = room_for(list, 0, arena, &tokens->logprob_count);
+    size_t at = 0;
+    if (tokens->logprob_count && !out)
+        return out_of_room(err);
+    JSON_EACH (item, list) {
+        double value = NAN; /* recorded as null */
+        if (json_type(item.value) != JSON_NULL && !json_double(item.value, &value))
+            return err_set(err, ERR_INPUT, "its log-probabilities are not all numbers");
+        out[at++] = (float)value;
+    }
+    tokens->logprobs = out;
+    return 0;
+}
+
+static int read_tokens(struct replay *replay, struct json line, struct trace_answer *out,
+                       struct err *err)
 {
     struct json answer = json_get(line, "answer");
     struct arena *arena = &replay->arena;
@@ -115,14 +146,14 @@ static void read_tokens(struct replay *replay, struct json line, struct trace_an
         buf_append(&before, parent->prompt_ids, parent->prompt_id_count * 4);
         buf_append(&before, parent->tokens.ids, parent->tokens.id_count * 4);
     }
-    if (shared * 4 <= before.size)
-        out->prompt_ids = read_numbers(json_get(answer, "prompt_token_ids"), false,
-                                       (const int32_t *)(const void *)before.data, shared, arena,
-                                       &out->prompt_id_count);
-    out->tokens.ids =
-        read_numbers(json_get(answer, "token_ids"), false, NULL, 0, arena, &out->tokens.id_count);
-    out->tokens.logprobs = read_numbers(json_get(answer, "logprobs"), true, NULL, 0, arena,
-                                        &out->tokens.logprob_count);
+    if (shared > before.size / 4)
+        return err_set(err, ERR_INPUT, "its prompt refers to tokens that are not in the record");
+    if (read_ids(json_get(answer, "prompt_token_ids"), str_upto(buf_str(&before), shared * 4),
+                 arena, &out->prompt_ids, &out->prompt_id_count, err) < 0 ||
+        read_ids(json_get(answer, "token_ids"), STR_NONE, arena, &out->tokens.ids,
+                 &out->tokens.id_count, err) < 0)
+        return -1;
+    return read_logprobs(json_get(answer, "logprobs"), arena, &out->tokens, err);
 }
 
 int recorded_answer_read(struct json answer, struct arena *arena, struct trace_answer *out,
@@ -145,7 +176,8 @@ int recorded_answer_read(struct json answer, struct arena *arena, struct trace_a
 static int read_answer(struct replay *replay, struct json line, struct trace_answer *out,
                        struct err *err)
 {
-    read_tokens(replay, line, out);
+    if (read_tokens(replay, line, out, err) < 0)
+        return -1;
     return recorded_answer_read(json_get(line, "answer"), &replay->arena, out, err);
 }
 
@@ -234,6 +266,7 @@ struct asked {
     size_t *ends;
     uint64_t *hashes;
     size_t count;
+    uint64_t tools;
 };
 
 static struct str asked_at(const struct asked *asked, size_t index)
@@ -255,6 +288,15 @@ static void asked_init(struct asked *asked, const struct trace_request *request)
         struct str text = asked_at(asked, i);
         asked->hashes[i] = XXH3_64bits(text.data, text.size);
     }
+    if (!request->tool_count)
+        return;
+    OWN(buf) struct buf tools = {0};
+    struct json_writer out = {.out = &tools};
+    json_begin_array(&out);
+    for (size_t i = 0; i < request->tool_count; i++)
+        trace_tool_write(&request->tools[i], &out);
+    json_end_array(&out);
+    asked->tools = XXH3_64bits(tools.data, tools.size);
 }
 
 static void own_asked(struct asked *asked)
@@ -303,6 +345,13 @@ static void describe(const struct recorded *call, const struct asked *asked, uin
             number, call->number, at + 1, now_text, then_text);
 }
 
+/* How well the tools fit where the messages are the same: a title is asked for with the same words
+ * but without tools. In another dialect the same ones may look otherwise. */
+static int fit(const struct recorded *call, const struct asked *asked)
+{
+    return call->tools == asked->tools ? 3 : (call->tools != 0) == (asked->tools != 0) ? 2 : 1;
+}
+
 const struct trace_answer *replay_find(const struct replay *replay,
                                        const struct upstream_request *request,
                                        struct err *divergence, struct err *err)
@@ -310,19 +359,21 @@ const struct trace_answer *replay_find(const struct replay *replay,
     OWN(asked) struct asked asked = {0};
     asked_init(&asked, request->request);
     size_t best = replay->count, best_shared = 0;
-    bool same = false;
+    int best_fit = 0; /* 0: its messages are others */
     for (size_t i = 0; i < replay->count; i++) {
         const struct recorded *call = &replay->calls[i];
         if (request->uses[i] == request->number)
             return &call->answer; /* another attempt of the same call */
-        if (!call->answered || request->uses[i] || same)
+        if (!call->answered || request->uses[i] || best_fit == 3)
             continue;
         size_t count = shared(call, &asked);
-        same = count == asked.count && count == call->message_count;
-        if (!same && best < replay->count && count <= best_shared)
+        bool same = count == asked.count && count == call->message_count;
+        int fits = same ? fit(call, &asked) : 0;
+        if (fits < best_fit || (fits == best_fit && best < replay->count && count <= best_shared))
             continue;
         best = i;
         best_shared = count;
+        best_fit = fits;
     }
     if (best == replay->count) {
         err_set(err, ERR_NOT_FOUND, "call %u is not in the record, whose %zu calls are all used up",
@@ -330,7 +381,7 @@ const struct trace_answer *replay_find(const struct replay *replay,
         return NULL;
     }
     request->uses[best] = request->number;
-    if (!same && divergence->kind == ERR_NONE)
+    if (!best_fit && divergence->kind == ERR_NONE)
         describe(&replay->calls[best], &asked, request->number, divergence);
     return &replay->calls[best].answer;
 }

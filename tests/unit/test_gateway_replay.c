@@ -413,6 +413,29 @@ TEST(a_replay_reports_the_first_divergence_and_goes_on_in_order)
     world_end(&world);
 }
 
+/* A title is asked for with the first words of the conversation, beside its first call. */
+TEST(of_calls_with_the_same_messages_the_one_with_the_same_tools_is_replayed)
+{
+#define SAME_WORDS(rest)                                                                           \
+    "{\"model\":\"m\",\"messages\":[" MESSAGE("user", "the same words") "]" rest "}"
+#define TOOLS(name) ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"" name "\"}}]"
+    const char *const bodies[] = {SAME_WORDS(""), SAME_WORDS(TOOLS("a")), SAME_WORDS(TOOLS("b")),
+                                  SAME_WORDS(TOOLS("b"))};
+    static const int order[] = {2, 1, 3, 0};
+    struct world world = {0};
+    record_and_replay(&world, bodies, 4, NULL);
+    for (size_t i = 0; i < COUNT(order); i++) {
+        struct reply reply;
+        char words[32];
+        agent_ask(&world, &reply, bodies[order[i]]);
+        reply_wait(&reply);
+        snprintf(words, sizeof words, "answer %d", order[i] + 1);
+        EXPECT(reply_has(&reply, words));
+        buf_deinit(&reply.body);
+    }
+    world_end(&world);
+}
+
 TEST(a_record_is_replayed_in_every_dialect)
 {
     static const struct {
@@ -459,5 +482,27 @@ TEST(a_record_that_is_missing_or_damaged_is_named)
     OWN(mem) char *spec = mem_format("replay:%s", path);
     EXPECT(!model_open(spec, NULL, &err));
     EXPECT(str_find(str_of(err.text), STR("line 2")) >= 0);
+    static const struct {
+        const char *line, *why;
+    } wrong[] = {
+#define LINE(more, answer)                                                                         \
+    "{\"call_id\":\"c\",\"number\":1,\"state\":\"answered\"," more                                 \
+    "\"request\":{\"model\":\"m\",\"messages\":[]},"                                               \
+    "\"answer\":{\"message\":{\"role\":\"assistant\",\"content\":\"x\"}," answer "}}\n"
+        {LINE("", "\"token_ids\":[1,\"2\"]"), "token ids are not all ids"},
+        {LINE("", "\"token_ids\":[1,4294967296]"), "token ids are not all ids"},
+        {LINE("", "\"logprobs\":[-1,\"2\"]"), "log-probabilities are not all numbers"},
+        {LINE("\"parent\":\"d\",\"shared_prompt_tokens\":4,", "\"prompt_token_ids\":[1]"),
+         "tokens that are not in the record"},
+        {LINE("\"shared_prompt_tokens\":4611686018427387904,", "\"prompt_token_ids\":[1]"),
+         "tokens that are not in the record"},
+    };
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        EXPECT_INT(file_write(path, str_of(wrong[i].line), 0600, false, NULL), 0);
+        struct model *model = model_open(spec, NULL, &err);
+        EXPECT(!model);
+        EXPECT(str_find(str_of(err.text), str_of(wrong[i].why)) >= 0);
+        model_unref(model);
+    }
     unlink(path);
 }
