@@ -270,12 +270,27 @@ static int walk_own(struct samples *samples, struct walk *walk, struct json valu
     return 0;
 }
 
+/* Whose answer is the last one at or above `at`, as walk_on() finds it. */
+static uint32_t origin_above(const struct samples *samples, uint32_t at)
+{
+    for (; samples->nodes[at].depth; at = samples->nodes[at].parent) {
+        const struct node *node = &samples->nodes[at];
+        if (node->turn != NONE)
+            return node->turn;
+        uint32_t origin =
+            node->message.role == TRACE_ASSISTANT ? graph_known(samples, node->key) : NONE;
+        if (origin != NONE && !samples->turns[origin].side)
+            return origin;
+    }
+    return NONE;
+}
+
 /* The messages down to `end`, a node above which everything is as it was. */
 static void walk_down(struct samples *samples, struct walk *walk, uint32_t end)
 {
     if (walk->known)
         walk->from_depth = samples->nodes[end].depth;
-    walk->turn->origin = samples->nodes[end].last;
+    walk->turn->origin = origin_above(samples, end);
     walk->node = end;
 }
 
