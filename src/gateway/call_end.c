@@ -45,6 +45,8 @@ static void conclude(struct call *call, const struct err *err)
         call->record.state = TRACE_CALL_BROKEN;
         call->record.answer = NULL;
         call->record.http_status = call->begun ? 0 : 503;
+        call->record.error_kind = err_meaning(err->kind)->name;
+        call->record.error = str_of(call->trouble.text);
         session_exhaust(session, GATEWAY_STORE, err);
     }
     if (call->trouble.kind != ERR_NONE)
@@ -90,6 +92,9 @@ static void make_record(struct call *call)
         record->state = TRACE_CALL_ANSWERED;
         record->answer = &call->answer;
         record->http_status = 200;
+        /* A title asked for beside the first real call is known to be one only now. */
+        if (!call->side_rule)
+            record->side |= call->request.tool_count == 0 && call->session->tools_seen;
         if (!call->request.stream)
             record->answer_bytes = call->held.size;
         return;

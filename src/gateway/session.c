@@ -221,9 +221,6 @@ void session_settle(struct gateway_session *session, struct call *call)
         atomic_fetch_add(&gateway->broken, 1);
         return;
     }
-    /* A title asked for beside the first real call is known to be one only now. */
-    if (!call->side_rule)
-        call->record.side |= call->request.tool_count == 0 && session->tools_seen;
     stats->answered++;
     stats->turns += !call->record.side;
     trace_usage_add(&stats->usage, &call->answer.usage);
