@@ -33,6 +33,7 @@
 struct old {
     char id[ID_MAX];
     uint32_t number, deliveries;
+    uint64_t entry_ms, place; /* when, and where in the journal */
     bool open, answered;
     struct buf record; /* JSON */
 };
@@ -115,6 +116,8 @@ static bool on_row(void *context, const struct store_call *row)
     *old = (struct old){
         .number = row->number,
         .deliveries = row->deliveries ? row->deliveries : 1,
+        .entry_ms = row->entry_ms,
+        .place = row->place,
         .open = strcmp(row->state, "open") == 0,
         .answered = strcmp(row->state, "answered") == 0,
     };
@@ -326,10 +329,32 @@ static void add_line(struct gateway_session *session, const char *call_id)
     lines_added(session);
 }
 
+static int by_entry(const void *a, const void *b)
+{
+    const struct old *one = *(const struct old *const *)a, *other = *(const struct old *const *)b;
+    if (one->entry_ms != other->entry_ms)
+        return one->entry_ms < other->entry_ms ? -1 : 1;
+    return one->place < other->place ? -1 : one->place > other->place;
+}
+
+/* In the order in which the calls ended, as lines are. */
+static void add_lines(struct gateway_session *session, const struct olds *olds,
+                      const struct map *there)
+{
+    OWN(mem) const struct old **missing = mem_alloc((olds->count + 1) * sizeof *missing);
+    size_t count = 0;
+    for (size_t i = 0; i < olds->count && session->lines.fd >= 0; i++)
+        if (!olds->at[i].open && !map_get(there, str_of(olds->at[i].id)))
+            missing[count++] = &olds->at[i];
+    qsort(missing, count, sizeof *missing, by_entry);
+    for (size_t i = 0; i < count; i++)
+        add_line(session, missing[i]->id);
+}
+
 /* ---------------------------------------------------------------- the door */
 
 static int restore_entry(struct gateway_session *session, struct olds *olds, size_t index,
-                         size_t answers_after, struct map *lines, struct err *err)
+                         size_t answers_after, struct err *err)
 {
     const struct old *old = &olds->at[index];
     OWN(json_doc) struct json_doc doc = {0}, body_doc = {0};
@@ -346,8 +371,6 @@ static int restore_entry(struct gateway_session *session, struct olds *olds, siz
     bool unsure = old->answered && answers_after < session->limits.in_flight_max &&
                   read_key(record, &key) &&
                   !map_get(&olds->taken, str_make(&old->number, sizeof old->number));
-    if (session->lines.fd >= 0 && !map_get(lines, str_of(old->id)))
-        add_line(session, old->id);
     bool played = session->model->script || session->model->replay;
     if (!unsure && !played && (session->tools_seen || answers_after))
         return 0;
@@ -392,8 +415,10 @@ int session_restore(struct gateway_session *session, struct err *err)
         result = read_lines(session, &lines, err);
     for (size_t i = 0; i < olds.count && result == 0; i++) {
         answers -= olds.at[i].answered;
-        result = restore_entry(session, &olds, i, answers, &lines, err);
+        result = restore_entry(session, &olds, i, answers, err);
     }
+    if (result == 0)
+        add_lines(session, &olds, &lines);
     map_deinit(&lines);
     if (result < 0)
         return err_wrap(err, "the record of its calls");

@@ -250,6 +250,7 @@ static bool give_call(void *context, sqlite3_stmt *statement)
         .intent_ms = (uint64_t)column_number(statement, 7, 0),
         .entry_ms = (uint64_t)column_number(statement, 8, 0),
         .deliveries = (uint32_t)column_number(statement, 9, 0),
+        .place = (uint64_t)column_number(statement, 10, 0),
     };
     return wanted->on_row(wanted->context, &row);
 }
@@ -260,7 +261,8 @@ int index_list_calls(struct index *index, const char *rollout_id,
 {
     static const char text[] =
         "SELECT id, rollout_id, state, number, status, prompt_tokens, completion_tokens, intent_ms,"
-        " entry_ms, deliveries FROM calls WHERE rollout_id = ?1 ORDER BY number, id";
+        " entry_ms, deliveries, place FROM calls WHERE rollout_id = ?1 ORDER BY number, "
+        "id";
     sqlite3_stmt *statement = index_prepare(index, text, err);
     if (!statement)
         return -1;

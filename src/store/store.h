@@ -293,6 +293,7 @@ struct store_call {
     int64_t prompt_tokens, completion_tokens; /* -1: unknown */
     uint64_t intent_ms, entry_ms;             /* wall clock; 0: none */
     uint32_t deliveries; /* connections that were given its answer; retries included */
+    uint64_t place;      /* of its last record, in its segment */
 };
 int store_list_calls(struct store *store, const char *rollout_id,
                      bool (*on_row)(void *context, const struct store_call *row), void *context,
