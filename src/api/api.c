@@ -209,7 +209,9 @@ static void on_request(void *context, struct http_exchange *exchange)
         answer_status(exchange, 401, "denied", "a bearer token is needed", &header);
     } else if (search.allow[0]) {
         struct http_header header = {STR("allow"), str_of(search.allow)};
-        answer_status(exchange, 405, "bad_input", "this path has another method", &header);
+        char text[sizeof search.allow + 32];
+        snprintf(text, sizeof text, "this path takes %s", search.allow);
+        answer_status(exchange, 405, "bad_input", text, &header);
     } else {
         answer_status(exchange, 404, "not_found", "there is nothing at this path", NULL);
     }

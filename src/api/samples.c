@@ -293,6 +293,7 @@ static bool read_format(struct http_exchange *exchange, bool *binary, struct err
     if (*binary || str_is(buf_str(&value), "jsonl"))
         return true;
     err_set(err, ERR_INPUT, "'format' is jsonl or binary");
+    (void)err_at(err, "format");
     return false;
 }
 

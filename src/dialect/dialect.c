@@ -100,9 +100,10 @@ struct dialect_route dialect_find_route(struct str method, struct str path)
                 continue;
             bool head = str_is(method, "HEAD") && str_is(str_of(row->method), "GET");
             if (str_is(method, row->method) || head)
-                return (struct dialect_route){row->kind, dialects[i], model,
-                                              str_find(path, STR(":stream")) > 0, true};
-            route = (struct dialect_route){.kind = DIALECT_ROUTE_METHOD, .dialect = dialects[i]};
+                return (struct dialect_route){
+                    row->kind, dialects[i], model, str_find(path, STR(":stream")) > 0, true, NULL};
+            route = (struct dialect_route){
+                .kind = DIALECT_ROUTE_METHOD, .dialect = dialects[i], .method = row->method};
         }
     }
     return route;

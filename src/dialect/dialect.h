@@ -40,6 +40,7 @@ struct dialect_route {
     struct str model;              /* where the path names it, of MODELS too; else STR_NONE */
     bool stream;                   /* the path asks for a stream */
     bool encoded;                  /* `model` is as it stands in the path, percent and all */
+    const char *method;            /* with ROUTE_METHOD: the one the path takes */
 };
 /* `path` without its query; with and without the leading /v1. */
 struct dialect_route dialect_find_route(struct str method, struct str path);

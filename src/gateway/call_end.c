@@ -201,5 +201,6 @@ void call_note_delivery(struct gateway_session *session, const char *call_id, ui
     };
     struct err err = {0};
     if (store_append(session->gateway->store, NULL, &note, NULL, NULL, &err) < 0)
-        LOG_WARN("gateway", call_id, "delivery %u is not noted: %s", count, err.text);
+        log_write_of(LOG_WARN, "gateway", session->rollout_id, call_id,
+                     "delivery %u is not noted: %s", count, err.text);
 }

@@ -137,6 +137,7 @@ struct gateway_stats {
     uint32_t abandoned;       /* open when a server died, and nobody asked again; broken, too */
     struct trace_usage usage; /* sum over answered calls */
     enum gateway_cause cause;
+    struct err why;   /* the cause in words; kind ERR_NONE while all is fine */
     struct err error; /* the first real error ever; kind ERR_NONE: there was none */
 };
 

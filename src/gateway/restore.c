@@ -155,15 +155,22 @@ static void count_entry(struct gateway_session *session, const struct old *old, 
     session->tools_seen |= side;
     if (!old->answered) {
         stats->broken++;
-        if (stats->error.kind == ERR_NONE && json_exists(json_get(record, "error")))
-            err_set(&stats->error, ERR_LOST, "%.*s",
+        struct err why = {0};
+        if (json_exists(json_get(record, "error")))
+            err_set(&why, ERR_LOST, "%.*s",
                     STR_ARGS(str_upto(json_str(json_get(record, "error"), &arena), 200)));
-        if (stats->cause == GATEWAY_FINE && is_upstreams(session, record))
+        if (stats->error.kind == ERR_NONE)
+            stats->error = why;
+        if (stats->cause == GATEWAY_FINE && is_upstreams(session, record)) {
             stats->cause = GATEWAY_UPSTREAM;
+            stats->why = why;
+        }
         return;
     }
-    if (stats->cause == GATEWAY_UPSTREAM)
+    if (stats->cause == GATEWAY_UPSTREAM) {
         stats->cause = GATEWAY_FINE;
+        stats->why.kind = ERR_NONE;
+    }
     stats->answered++;
     stats->turns += !side;
     if (trace_usage_read(json_get(json_get(record, "answer"), "usage"), &usage))

@@ -63,8 +63,10 @@ void session_refused(struct gateway_session *session, enum refusal why)
 
 void session_cause(struct gateway_session *session, enum gateway_cause cause, const struct err *why)
 {
-    if (session->stats.cause == GATEWAY_FINE)
+    if (session->stats.cause == GATEWAY_FINE) {
         session->stats.cause = cause;
+        session->stats.why = *why;
+    }
     if (session->stats.error.kind == ERR_NONE)
         session->stats.error = *why;
 }
@@ -224,8 +226,10 @@ void session_settle(struct gateway_session *session, struct call *call)
     stats->answered++;
     stats->turns += !call->record.side;
     trace_usage_add(&stats->usage, &call->answer.usage);
-    if (stats->cause == GATEWAY_UPSTREAM)
+    if (stats->cause == GATEWAY_UPSTREAM) {
         stats->cause = GATEWAY_FINE;
+        stats->why.kind = ERR_NONE;
+    }
     atomic_fetch_add(&gateway->answered, 1);
     if (call->answer.usage.known) {
         atomic_fetch_add(&gateway->prompt_tokens, (uint64_t)call->answer.usage.prompt_tokens);
@@ -382,7 +386,9 @@ static void on_request(void *context, struct http_exchange *exchange)
         refuse_now(session, exchange, REFUSED_PATH, 404, "there is nothing at this path");
         return;
     case DIALECT_ROUTE_METHOD:
-        refuse_now(session, exchange, REFUSED_METHOD, 405, "this path has another method");
+        refuse_now(session, exchange, REFUSED_METHOD, 405,
+                   strcmp(route.method, "GET") == 0 ? "this path takes GET"
+                                                    : "this path takes POST");
         return;
     case DIALECT_ROUTE_MODELS:
         answer_models(session, exchange, &route);

@@ -269,7 +269,10 @@ static void answer_list(struct gateway_session *session, struct http_exchange *e
         while (protocol < COUNT(protocols) && !str_is(buf_str(&name), protocols[protocol]))
             protocol++;
         if (protocol == COUNT(protocols)) {
-            answer_text(exchange, 400, "there is no such protocol");
+            session_refused(session, REFUSED_INPUT);
+            answer_text(exchange, 400,
+                        "protocol is openai_chat_completions, openai_responses, "
+                        "anthropic_messages or vf");
             return;
         }
     }
@@ -428,7 +431,7 @@ bool tools_request(struct gateway_session *session, struct http_exchange *exchan
         answer_list(session, exchange);
     } else if (!post || !name.size) {
         session_refused(session, REFUSED_METHOD);
-        answer_text(exchange, 405, "this path has another method");
+        answer_text(exchange, 405, name.size ? "this path takes POST" : "this path takes GET");
     } else if (!tools_have(session->tools, name)) {
         session_refused(session, REFUSED_PATH);
         answer_text(exchange, 404, "tool not found");

@@ -36,7 +36,7 @@ bool vf_model_request(struct gateway_session *session, struct http_exchange *exc
         return false;
     if (!str_is(http_exchange_method(exchange), "POST")) {
         session_refused(session, REFUSED_METHOD);
-        answer_error(exchange, &dialect_chat, 405, NULL, STR("this path has another method"), 0);
+        answer_error(exchange, &dialect_chat, 405, NULL, STR("this path takes POST"), 0);
         return true;
     }
     http_exchange_collect(exchange, session->limits.body_bytes_max, on_body, session);

@@ -500,7 +500,7 @@ static void note_session(struct life *life)
     life->result.usage = stats->usage;
     life->stats = *stats;
     if (stats->cause == GATEWAY_REPLAY)
-        life->extra.divergence = life->stats.error.text;
+        life->extra.divergence = life->stats.why.text;
     gateway_session_report(life->session, &writer);
     life->extra.gateway = arena_str(&life->arena, buf_str(&text));
     buf_clear(&text);
@@ -543,10 +543,10 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
     bool bad_end = life->agent_fate != AGENT_OK;
     switch (stats->cause) {
     case GATEWAY_STORE:
-        *why = stats->error;
+        *why = stats->why;
         return TRACE_FATE_INFRA_FAILED;
     case GATEWAY_LIMIT:
-        *why = stats->error;
+        *why = stats->why;
         return TRACE_FATE_LIMIT;
     case GATEWAY_UPSTREAM:
     case GATEWAY_SCRIPT:
@@ -554,10 +554,10 @@ enum trace_fate life_judge_fate(const struct life *life, struct err *why)
         /* Some agents take a broken answer for a whole one. */
         if (!bad_end && stats->answered && !agent_spec_reset_ends(life->plan->agent))
             break;
-        *why = stats->error;
+        *why = stats->why;
         return TRACE_FATE_UPSTREAM_FAILED;
     case GATEWAY_STOPPED:
-        *why = stats->error;
+        *why = stats->why;
         return TRACE_FATE_STOPPED;
     case GATEWAY_FINE:
         break;

@@ -148,7 +148,7 @@ TEST(definitions_are_listed_in_the_shape_that_is_asked_for)
         {"/vf/tools?protocol=openai_responses", "{\"type\":\"function\",\"name\":\"look_up\"", 200},
         {"/vf/tools?protocol=anthropic_messages", "\"input_schema\":{\"type\":\"object\"}", 200},
         {"/vf/tools?protocol=vf", "{\"name\":\"look_up\",\"description\":\"finds\"", 200},
-        {"/vf/tools?protocol=telex", "error", 400},
+        {"/vf/tools?protocol=telex", "openai_responses, anthropic_messages or vf", 400},
     };
     struct world world = {0};
     struct trainer trainer = {0};

@@ -140,6 +140,37 @@ TEST(two_turns_are_two_turns_also_with_eight_calls_at_once)
     world_end(&world);
 }
 
+static void refuse_the_first(struct world *world, struct http_exchange *exchange)
+{
+    if (world->upstream_calls == 1)
+        http_respond_json(exchange, 401, STR("{\"error\":{\"message\":\"not this key\"}}"));
+    else
+        http_respond_json(exchange, 200, STR(COMPLETION));
+}
+
+/* What ended it is told, not what went wrong long before and was got over. */
+TEST(a_rollout_ends_for_its_last_reason_and_remembers_its_first_error)
+{
+    struct world world = {.upstream_answer = refuse_the_first};
+    start(&world, (struct gateway_session_options){.limits.turns_max = 1});
+    static const int expected[] = {401, 200, 400};
+    for (size_t i = 0; i < COUNT(expected); i++) {
+        OWN(mem)
+        char *body = mem_format(
+            "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"%zu\"}]}", i);
+        struct reply reply;
+        agent_ask(&world, &reply, body);
+        reply_wait(&reply);
+        EXPECT_INT(reply.status, expected[i]);
+        buf_deinit(&reply.body);
+    }
+    const struct gateway_stats *stats = gateway_session_stats(world.session);
+    EXPECT_INT(stats->cause, GATEWAY_LIMIT);
+    EXPECT_TEXT(stats->why.text, "this rollout's limit of 1 turns is reached");
+    EXPECT(str_find(str_of(stats->error.text), STR("the model server answered")) >= 0);
+    world_end(&world);
+}
+
 /* The model server has not even sent its head. */
 TEST(bytes_reach_the_agent_before_the_model_server_says_anything)
 {
