@@ -360,7 +360,8 @@ enum refusal {
 struct lines {
     int fd; /* -1: none */
     char *path;
-    bool failed; /* something is missing */
+    bool failed;   /* something is missing */
+    uint64_t lost; /* ancestors up to this age may have no line to refer to */
     struct buf waiting;
     uint64_t due_ms;
     struct list node; /* of gateway.unwritten */

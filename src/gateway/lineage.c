@@ -271,6 +271,18 @@ static size_t shared_run(const struct ancestor *parent, struct call *call, size_
     return most;
 }
 
+/* The one whose line this call's may refer to; NULL: there is none. */
+static const struct ancestor *parent_line(struct call *call)
+{
+    size_t most;
+    find_parent(call);
+    if (call->parent < 0)
+        return NULL;
+    const struct ancestor *parent =
+        find_alike(call, &call->session->lineage.ancestors[call->parent], &most);
+    return parent->age > call->session->lines.lost ? parent : NULL;
+}
+
 void lineage_line(struct call *call, struct buf *out)
 {
     struct json_writer json = {.out = out};
@@ -278,13 +290,11 @@ void lineage_line(struct call *call, struct buf *out)
     struct trace_request request = call->request;
     struct trace_answer answer;
     OWN(mem) struct trace_message *own = NULL;
-    find_parent(call);
-    if (call->parent < 0)
+    const struct ancestor *parent = parent_line(call);
+    if (!parent)
         request_whole(call);
-    if (call->parent >= 0) {
-        size_t most, from;
-        const struct ancestor *parent =
-            find_alike(call, &call->session->lineage.ancestors[call->parent], &most);
+    if (parent) {
+        size_t from;
         size_t shared = shared_run(parent, call, &from);
         record.parent = parent->call_id;
         record.shared_messages = (uint32_t)shared;

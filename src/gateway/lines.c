@@ -3,7 +3,8 @@
  * The file is a copy for people; the journal has every call before its agent has the answer. So a
  * line may wait for the next ones: a write costs the filesystem as much as reading a whole request
  * costs us. A line waits at most lines_ms (at once where nobody set it), and not at all once its
- * session closes; what a dead server had waiting is made again from the journal (restore.c).
+ * session closes; what a dead server had waiting is made again from the journal (restore.c). Lines
+ * that could not be written are not referred to by later ones.
  *
  * Sessions with lines that wait stand in a row, the oldest first. When many are due, they are
  * written some per tick, so that no call waits for all of them. */
@@ -55,6 +56,7 @@ static void failed(struct gateway_session *session, struct str written)
         LOG_ERROR("gateway", session->rollout_id, "'%s' is incomplete: %s", lines->path,
                   strerror(errno));
     lines->failed = true;
+    lines->lost = session->lineage.clock + 1; /* the call that is ending becomes the next one */
     const char *end = written.size ? memrchr(written.data, '\n', written.size) : NULL;
     cut(session, end ? (size_t)(written.data + written.size - end - 1) : written.size);
 }

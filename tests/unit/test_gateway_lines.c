@@ -1,4 +1,5 @@
 /* calls.jsonl: lines wait for each other, none is lost, and none is half there. */
+#include "gateway/inner.h"
 #include "test_gateway.h"
 
 #include <signal.h>
@@ -143,6 +144,64 @@ TEST(a_line_that_was_not_finished_does_not_spoil_the_next_one)
     ask(&world, 2, 10);
     EXPECT_INT(only_line(&world, before), 2);
     world_end(&world);
+}
+
+/* A conversation of so many turns. */
+static void ask_on(struct world *world, int turns)
+{
+    struct reply reply;
+    OWN(buf) struct buf body = {0};
+    buf_format(&body, "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"go\"}");
+    for (int i = 1; i < turns; i++)
+        buf_format(&body,
+                   ",{\"role\":\"assistant\",\"content\":\"hi\"},"
+                   "{\"role\":\"user\",\"content\":\"and %d\"}",
+                   i);
+    buf_format(&body, "]}");
+    agent_ask(world, &reply, buf_text(&body));
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 200);
+    buf_deinit(&reply.body);
+}
+
+/* What is behind `before` can be put together, without what is lost. */
+static void expect_whole(struct world *world, size_t before, size_t count)
+{
+    OWN(buf) struct buf text = {0};
+    struct err err = {0};
+    (void)file_read(world->calls_path, 64 << 20, &text, NULL);
+    struct str rest = str_from(buf_str(&text), before);
+    OWN(mem) char *path = mem_format("%s/rest.jsonl", world->home);
+    OWN(mem) char *spec = mem_format("replay:%s", path);
+    EXPECT_INT(file_write(path, rest, 0600, false, NULL), 0);
+    for (; rest.size; count--)
+        (void)str_cut(&rest, '\n');
+    EXPECT_INT(count, 0);
+    struct model *model = model_open(spec, NULL, &err);
+    if (!model)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    model_unref(model);
+}
+
+TEST(no_line_refers_to_one_that_was_lost)
+{
+    for (uint32_t lines_ms = 0; lines_ms < 2; lines_ms++) {
+        struct world world;
+        start(&world, lines_ms);
+        size_t before = make_large(&world);
+        world_open(&world, (struct gateway_session_options){0});
+        ask_on(&world, 1);
+        PUMP_UNTIL(&world, only_line(&world, before) == 1);
+        limit_files(before + 1);
+        ask_on(&world, 2);
+        PUMP_UNTIL(&world, world.session->lines.failed);
+        limit_files(RLIM_INFINITY);
+        for (int turns = 3; turns < 6; turns++)
+            ask_on(&world, turns);
+        world_close_session(&world, 1000);
+        expect_whole(&world, before, 4);
+        world_end(&world);
+    }
 }
 
 TEST(of_lines_that_waited_those_that_fit_are_kept)
