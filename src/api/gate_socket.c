@@ -9,7 +9,8 @@
  * Every operation but a good chunk is answered with its id: {"id", "status"} or {"id", "error"}. A
  * call whose agent left while it was streamed is told once: {"event": "gone", "call_id"}. When the
  * socket closes, its takes are cancelled, its streams are lost, and what it had leased goes back to
- * the queue at once: a trainer that died delays nobody until its leases run out. */
+ * the queue at once: a trainer that died delays nobody until its leases run out. While it has much
+ * to read still, its takes rest: calls are for those who listen. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,9 +22,12 @@
 #include "base/rope.h"
 #include "gateway/gate.h"
 #include "http/http.h"
+#include "loop/loop.h"
 
 #define NAME_BYTES_MAX 128
 #define TAKES_MAX 64
+#define ID_BYTES_MAX 1024
+#define LEASES_MIN 1024 /* so many may be of calls that are gone */
 #define QUEUE_HIGH ((size_t)8 << 20)
 #define STREAM_HIGH ((size_t)4 << 20) /* of one stream: then the socket is not read for a while */
 #define GOING_AWAY 1001
@@ -35,6 +39,7 @@ struct socket {
     struct list takes;
     size_t take_count;
     struct map leases;  /* call id -> its lease, on the heap */
+    size_t leases_max;  /* then those of calls that are gone are forgotten */
     struct map streams; /* call id -> struct stream */
     size_t full;        /* streams over their mark */
     bool queue_full;
@@ -43,8 +48,10 @@ struct socket {
 struct take {
     struct list link;
     struct socket *socket;
-    struct gate_taker *taker;
-    struct buf id; /* raw JSON */
+    struct gate_taker *taker; /* NULL: it rests */
+    struct gate_take order;   /* its texts are our own */
+    uint64_t until_ms;        /* loop time */
+    struct buf id;            /* raw JSON */
     bool raw;
 };
 
@@ -123,6 +130,8 @@ static void take_free(struct take *take)
     list_remove(&take->link);
     take->socket->take_count--;
     buf_deinit(&take->id);
+    free((char *)(uintptr_t)take->order.group_id);
+    free((char *)(uintptr_t)take->order.rollout_id);
     free(take);
 }
 
@@ -131,10 +140,37 @@ static void forget_lease(struct socket *socket, const char *call_id)
     free(map_remove(&socket->leases, str_of(call_id)));
 }
 
+/* Agents that left, answers of others: a trainer that says no word of a call need not. */
+static void forget_gone(struct socket *socket)
+{
+    struct map kept = {0};
+    struct str call_id;
+    size_t at = 0;
+    if (socket->leases.count < socket->leases_max)
+        return;
+    for (char *lease; (lease = map_next(&socket->leases, &at, &call_id));) {
+        OWN(mem) char *id = str_dup(call_id);
+        if (gate_holds(socket->api->gate, id))
+            (void)map_put(&kept, call_id, lease);
+        else
+            free(lease);
+    }
+    map_deinit(&socket->leases);
+    socket->leases = kept;
+    socket->leases_max = 2 * kept.count > LEASES_MIN ? 2 * kept.count : LEASES_MIN;
+}
+
 static void on_calls(void *context, struct gate_work *const *calls, size_t count)
 {
     struct take *take = context;
     struct socket *socket = take->socket;
+    if (count && socket->queue_full) {
+        take->taker = NULL;
+        while (count)
+            gate_put_back(calls[--count]);
+        return;
+    }
+    forget_gone(socket);
     struct rope text = {0};
     struct json_writer out = {.out = &text.text, .rope = &text};
     begin(&out, buf_str(&take->id));
@@ -145,6 +181,28 @@ static void on_calls(void *context, struct gate_work *const *calls, size_t count
                      mem_dup(gate_work_lease(calls[i]))));
     note_queue(socket, http_websocket_send_rope(socket->wire, &text));
     take_free(take);
+}
+
+static int wait_for_calls(struct take *take, struct err *err)
+{
+    struct gate *gate = take->socket->api->gate;
+    uint64_t now = loop_now_ms(gate_loop(gate));
+    take->order.wait_ms = take->until_ms > now ? (uint32_t)(take->until_ms - now) : 0;
+    take->taker = gate_take(gate, &take->order, on_calls, take, err);
+    return take->taker ? 0 : -1;
+}
+
+/* There is room again for what they take. */
+static void wake_takes(struct socket *socket)
+{
+    LIST_EACH (at, &socket->takes) {
+        struct take *take = LIST_OF(at, struct take, link);
+        struct err err = {0};
+        if (take->taker || wait_for_calls(take, &err) == 0)
+            continue;
+        say_error(socket, buf_str(&take->id), NULL, &err);
+        take_free(take);
+    }
 }
 
 static int do_take(struct socket *socket, struct json object, struct arena *arena, struct err *err)
@@ -159,16 +217,18 @@ static int do_take(struct socket *socket, struct json object, struct arena *aren
     struct take *take = mem_zero(sizeof *take);
     take->socket = socket;
     take->raw = raw;
-    take->taker = gate_take(socket->api->gate, &order, on_calls, take, err);
-    if (!take->taker) {
-        free(take);
-        return -1;
-    }
+    take->order = order;
+    take->order.group_id = mem_dup(order.group_id);
+    take->order.rollout_id = mem_dup(order.rollout_id);
+    take->until_ms = loop_now_ms(gate_loop(socket->api->gate)) + order.wait_ms;
     if (json_exists(id))
         buf_str_append(&take->id, json_raw(id));
     list_append(&socket->takes, &take->link);
     socket->take_count++;
-    return 0;
+    if (wait_for_calls(take, err) == 0)
+        return 0;
+    take_free(take);
+    return -1;
 }
 
 /* ---------------------------------------------------------------- streams */
@@ -309,6 +369,11 @@ static void take_object(struct socket *socket, struct json object)
     struct json id = json_get(object, "id"), op = json_get(object, "op");
     struct api_change change = {.status = 500};
     struct str raw_id = json_exists(id) ? json_raw(id) : STR_NONE;
+    if (raw_id.size > ID_BYTES_MAX) {
+        err_set(&err, ERR_INPUT, "'id' has more than %d bytes", ID_BYTES_MAX);
+        say_error(socket, STR_NONE, NULL, &err);
+        return;
+    }
     if (json_is(op, "take")) {
         if (do_take(socket, object, &arena, &err) < 0)
             say_error(socket, raw_id, NULL, &err);
@@ -358,6 +423,7 @@ static void on_drain(void *context)
     struct socket *socket = context;
     socket->queue_full = false;
     flow(socket);
+    wake_takes(socket);
 }
 
 /* ---------------------------------------------------------------- the end */
@@ -366,7 +432,8 @@ static void let_go(struct socket *socket)
 {
     LIST_EACH (at, &socket->takes) {
         struct take *take = LIST_OF(at, struct take, link);
-        gate_taker_cancel(take->taker);
+        if (take->taker)
+            gate_taker_cancel(take->taker);
         take_free(take);
     }
     size_t at = 0;
@@ -409,6 +476,7 @@ void api_answer_socket(struct api *api, struct http_exchange *exchange, struct s
         .context = socket,
     };
     socket->api = api;
+    socket->leases_max = LEASES_MIN;
     list_init(&socket->takes);
     if (!api->gate)
         err_set(&err, ERR_UNSUPPORTED, "this server has no gate");

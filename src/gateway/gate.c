@@ -279,6 +279,11 @@ int gate_release(struct gate *gate, const char *call_id, const char *lease_id, s
     return 0;
 }
 
+bool gate_holds(const struct gate *gate, const char *call_id)
+{
+    return map_get(&gate->works, str_of(call_id)) != NULL;
+}
+
 /* ---------------------------------------------------------------- the gate itself */
 struct gate *gate_new(struct loop *loop, const struct gate_options *options)
 {

@@ -113,6 +113,7 @@ int gate_fail(struct gate *gate, const char *call_id, const char *lease, int htt
 int gate_extend(struct gate *gate, const char *call_id, const char *lease, uint32_t lease_ms,
                 struct err *err);
 int gate_release(struct gate *gate, const char *call_id, const char *lease, struct err *err);
+bool gate_holds(const struct gate *gate, const char *call_id); /* in any state */
 
 /* A stream is one answer in pieces. gate_stream_write returns bytes not yet consumed by the lane.
  */

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -706,6 +707,94 @@ TEST(a_socket_gives_nothing_back_that_it_never_got)
     EXPECT_INT(counts.late, 0);
     held_end(&first);
     held_end(&second);
+    world_end(&world);
+}
+
+/* What a trainer has not read yet is enough: what comes then is for somebody who listens. */
+TEST_WITHIN(a_socket_that_is_not_read_gets_no_more_calls, 60)
+{
+    struct world world = {0};
+    struct held held[3];
+    struct reply reply = {0};
+    struct gate_counts counts = {0};
+    OWN(buf) struct buf in = {0}, large = {0};
+    world_start(&world);
+    fill(&large);
+    int fd = socket_open(&world, &in);
+    tell(fd, "{\"id\":1,\"op\":\"take\",\"wait_ms\":60000}");
+    tell(fd, "{\"id\":2,\"op\":\"take\",\"wait_ms\":60000,\"rollout\":\"r-2\"}");
+    tell(fd, "{\"id\":3,\"op\":\"take\",\"wait_ms\":60000,\"group\":\"g-1\"}");
+    PUMP_UNTIL(&world, (gate_counts(world.gate, &counts), counts.takers == 3));
+    hold_large(&world, &held[0], "c-1", "r-1", &large);
+    PUMP_UNTIL(&world, (gate_counts(world.gate, &counts), counts.leased == 1));
+    hold(&world, &held[1], "c-2", "r-2");
+    EXPECT_INT(ask(&world, &reply, "/v1/gate/take", "{\"wait_ms\":2000}"), 200);
+    EXPECT(has(&reply, "\"call_id\":\"c-2\""));
+    EXPECT(has(&reply, "\"delivery\":1"));
+    hold(&world, &held[2], "c-3", "r-2");
+    size_t left = large.size;
+    while (left) {
+        static char bytes[1 << 20];
+        ssize_t got = recv(fd, bytes, left < sizeof bytes ? left : sizeof bytes, MSG_DONTWAIT);
+        if (got > 0)
+            left -= (size_t)got;
+        else if (got == 0 || errno != EAGAIN)
+            break;
+        else
+            loop_once(world.loop, 10);
+    }
+    EXPECT(hear_until(&world, fd, &in, "\"id\":2,\"calls\":[{\"call_id\":\"c-3\""));
+    close(fd);
+    buf_deinit(&reply.body);
+    for (size_t i = 0; i < COUNT(held); i++)
+        held_end(&held[i]);
+    world_end(&world);
+}
+
+TEST(an_id_on_a_socket_is_short)
+{
+    struct world world = {0};
+    OWN(buf) struct buf in = {0}, text = {0};
+    world_start(&world);
+    int fd = socket_open(&world, &in);
+    static const char *const ops[] = {"take", "release"};
+    for (size_t i = 0; i < COUNT(ops); i++) {
+        buf_clear(&in);
+        buf_clear(&text);
+        buf_format(&text, "{\"op\":\"%s\",\"call_id\":\"c\",\"id\":\"%02000d\"}", ops[i], 7);
+        tell(fd, buf_text(&text));
+        EXPECT(hear_until(&world, fd, &in, "{\"id\":null,\"error\""));
+        EXPECT(hear_until(&world, fd, &in, "'id'"));
+    }
+    close(fd);
+    world_end(&world);
+}
+
+/* Of agents that leave before the trainer says a word. */
+TEST_WITHIN(a_socket_forgets_calls_that_are_gone, 60)
+{
+    enum { CALLS = 6000 };
+    struct world world = {0};
+    OWN(buf) struct buf in = {0};
+    world_start(&world);
+    int fd = socket_open(&world, &in);
+    size_t before = 0;
+    for (int i = 0; i < CALLS; i++) {
+        char id[16];
+        struct held held;
+        struct gate_counts counts = {0};
+        snprintf(id, sizeof id, "c-%d", i);
+        hold(&world, &held, id, "r-1");
+        tell(fd, "{\"op\":\"take\",\"wait_ms\":60000,\"raw\":false}");
+        EXPECT(hear_until(&world, fd, &in, id));
+        held_end(&held);
+        PUMP_UNTIL(&world, (gate_counts(world.gate, &counts), counts.leased == 0));
+        buf_clear(&in);
+        if (i == CALLS / 3)
+            before = mallinfo2().uordblks;
+    }
+    EXPECT(mallinfo2().uordblks < before + (100 << 10));
+    close(fd);
     world_end(&world);
 }
 
