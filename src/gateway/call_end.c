@@ -147,6 +147,7 @@ void call_enter(struct call *call)
     body->size--; /* its closing brace */
     out.comma = true;
     restore_note(call, &out);
+    json_set_int(&out, "recorded_bytes", (long long)session_recorded(call));
     buf_byte(body, '}');
     struct store_record entry = {
         .type = STORE_ENTRY,

@@ -528,6 +528,8 @@ int session_admit(struct gateway_session *session, struct call *call, int *statu
                   uint32_t *retry_after_s, struct err *err);
 /* Gives the reservation back. */
 void session_unreserve(struct gateway_session *session, struct call *call);
+/* What a call adds to the record. */
+uint64_t session_recorded(struct call *call);
 /* Gives the reservation back and books what was used. */
 void session_settle(struct gateway_session *session, struct call *call);
 /* The call is over and freed. */

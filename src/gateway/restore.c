@@ -151,7 +151,8 @@ static void count_entry(struct gateway_session *session, const struct old *old, 
     bool side = json_true(json_get(record, "side"));
     long long attempts = json_int_or(json_get(record, "attempts"), 1);
     stats->retries += attempts > 1 ? (uint32_t)attempts - 1 : 0;
-    session->recorded_bytes += old->record.size;
+    long long recorded = json_int_or(json_get(record, "recorded_bytes"), 0);
+    session->recorded_bytes += recorded > 0 ? (uint64_t)recorded : old->record.size;
     session->tools_seen |= side;
     if (!old->answered) {
         stats->broken++;

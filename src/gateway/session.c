@@ -212,12 +212,17 @@ void session_unreserve(struct gateway_session *session, struct call *call)
     atomic_fetch_sub(&session->gateway->in_flight, 1);
 }
 
+uint64_t session_recorded(struct call *call)
+{
+    return lineage_new_bytes(call) + call->record.answer_bytes;
+}
+
 void session_settle(struct gateway_session *session, struct call *call)
 {
     struct gateway *gateway = session->gateway;
     struct gateway_stats *stats = &session->stats;
     session_unreserve(session, call);
-    session->recorded_bytes += lineage_new_bytes(call) + call->record.answer_bytes;
+    session->recorded_bytes += session_recorded(call);
     if (call->record.state != TRACE_CALL_ANSWERED) {
         stats->broken++;
         atomic_fetch_add(&gateway->broken, 1);

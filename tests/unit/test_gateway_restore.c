@@ -295,6 +295,34 @@ TEST(limits_count_what_a_dead_server_spent)
     world_end(&world);
 }
 
+static void act_large(struct world *world)
+{
+    OWN(mem) char *words = mem_zero(100001);
+    memset(words, 'x', 100000);
+    for (int i = 0; i < 2; i++) {
+        words[0] = (char)('a' + i); /* new from the front on */
+        ask(world, words, false, &old_reply);
+    }
+}
+
+TEST(what_a_dead_server_recorded_counts)
+{
+    for (int fits = 0; fits < 2; fits++) {
+        struct world world = {0};
+        struct gateway_session_options options = {.limits.record_bytes_max =
+                                                      fits ? 300000 : 150000};
+        die_after(&world, options, act_large);
+        options.restore = true;
+        start(&world, options);
+        struct reply reply;
+        ask(&world, "three", false, &reply);
+        EXPECT_INT(reply.status, fits ? 200 : 400);
+        EXPECT(fits || reply_has(&reply, "limit of 150000 recorded bytes"));
+        buf_deinit(&reply.body);
+        world_end(&world);
+    }
+}
+
 /* ---------------------------------------------------------------- calls.jsonl */
 static void act_torn(struct world *world)
 {
