@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "base/err.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
@@ -240,15 +241,25 @@ static void put_transcript(struct show *show, const char *dir)
 {
     OWN(mem) char *path = mem_format("%s/calls.jsonl", dir);
     OWN(buf) struct buf text = {0};
-    if (file_read(path, FILE_MAX, &text, NULL) < 0 || !text.size)
+    struct err err = {0};
+    bool there = file_exists(path);
+    if (there && file_read(path, FILE_MAX, &text, &err) < 0) {
+        heading(show, "Transcript");
+        printf("(it cannot be read: %s)\n", err.text);
+    }
+    if (!text.size)
         return;
     heading(show, "Transcript");
-    size_t shown = 0;
-    for (struct str rest = buf_str(&text); rest.data;) {
+    size_t shown = 0, number = 1;
+    for (struct str rest = buf_str(&text); rest.data; number++) {
         struct str line = str_trim(str_cut(&rest, '\n'));
         OWN(json_doc) struct json_doc doc = {0};
-        if (line.size && json_read(&doc, line, NULL, NULL) == 0)
+        if (!line.size)
+            continue;
+        if (json_read(&doc, line, NULL, &err) == 0)
             put_call(show, json_root(&doc), &shown);
+        else
+            printf("(line %zu of calls.jsonl cannot be read: %s)\n", number, err.text);
     }
 }
 

@@ -92,6 +92,10 @@ def test_ls_and_show_tell_what_happened(postern, solved):
     assert listed.code == 0 and results[0]["rollout_id"][:8] in listed.text, listed
     shown = postern("show", results[0]["rollout_id"])
     assert shown.code == 0 and "It is done." in shown.text and "echo yes" in shown.text, shown
+    with open(postern.home / "rollouts" / results[0]["rollout_id"] / "calls.jsonl", "a") as lines:
+        lines.write('{"call_id":"c-1","num\n')
+    shown = postern("show", results[0]["rollout_id"])
+    assert shown.code == 0 and "It is done." in shown.text and "of calls.jsonl cannot be read" in shown.text, shown
 
 
 # ---------------------------------------------------------------- fates
