@@ -377,19 +377,25 @@ static struct ancestor *another_place(struct lineage *lineage)
     return &lineage->ancestors[lineage->count++];
 }
 
-/* From the newest on; those that are not worth their memory are forgotten. */
+/* The oldest ones, as long as they are not worth their memory. */
 static void forget_old(struct lineage *lineage)
 {
-    size_t count = 0, bytes = 0;
-    uint64_t age = UINT64_MAX;
-    if (lineage->count <= REMEMBERED_MIN)
-        return;
-    for (const struct ancestor *at; (at = next_oldest(lineage, age));) {
-        age = at->age;
-        bytes += at->bytes;
-        bool worth = bytes <= REMEMBERED_BYTES_MAX && lineage->clock - age <= REMEMBERED_CALLS_MAX;
-        if (++count > REMEMBERED_MIN && !worth)
-            forget(&lineage->ancestors[at - lineage->ancestors]);
+    while (lineage->count > REMEMBERED_MIN) {
+        size_t count = 0, bytes = 0;
+        struct ancestor *oldest = NULL;
+        for (size_t i = 0; i < lineage->count; i++) {
+            struct ancestor *at = &lineage->ancestors[i];
+            if (!at->body)
+                continue;
+            count++;
+            bytes += at->bytes;
+            if (!oldest || at->age < oldest->age)
+                oldest = at;
+        }
+        if (count <= REMEMBERED_MIN ||
+            (bytes <= REMEMBERED_BYTES_MAX && lineage->clock - oldest->age <= REMEMBERED_CALLS_MAX))
+            return;
+        forget(oldest);
     }
 }
 
