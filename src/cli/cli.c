@@ -146,6 +146,8 @@ int cli_main(int argc, char **argv)
         code = cli_fail(&cli);
     } else {
         set_up_log(&cli);
+        if (!command->raw)
+            config_warn_environment(environ);
         code = command->run(&cli);
     }
     config_deinit(&cli.config);

@@ -274,32 +274,57 @@ int config_load_file(struct config *config, const char *path, struct err *err)
 /* Other parts of the program that read the environment; not settings. */
 static bool is_reserved(const char *variable)
 {
-    static const char *const names[] = {"POSTERN_CONFIG"};
+    static const char *const names[] = {"POSTERN_CONFIG", "POSTERN_MODEL_KEY", "POSTERN_LIBEXEC",
+                                        "POSTERN_SHARE", "POSTERN_KEEPER_IDLE_MS"};
     for (size_t i = 0; i < COUNT(names); i++)
         if (strcmp(names[i], variable) == 0)
             return true;
     return false;
 }
 
+static const struct setting *find_by_variable(const char *variable)
+{
+    char name[64];
+    for (size_t i = 0; i < setting_count; i++) {
+        variable_name(&settings[i], name, sizeof name);
+        if (strcmp(name, variable) == 0)
+            return &settings[i];
+    }
+    return NULL;
+}
+
 static int load_variable(struct config *config, const char *variable, const char *value,
                          struct err *err)
 {
+    const struct setting *found = find_by_variable(variable);
+    if (found)
+        return assign(config, found, value, variable, err);
+    if (is_reserved(variable))
+        return 0;
     char names[SETTINGS_MAX][64];
     const char *pointers[SETTINGS_MAX];
     for (size_t i = 0; i < setting_count; i++) {
         variable_name(&settings[i], names[i], sizeof names[i]);
         pointers[i] = names[i] + strlen("POSTERN_");
-        if (strcmp(names[i], variable) == 0)
-            return assign(config, &settings[i], value, variable, err);
     }
-    if (is_reserved(variable))
-        return 0;
     const char *nearest = text_nearest(variable + strlen("POSTERN_"), pointers, setting_count);
     if (nearest)
         return err_set(err, ERR_INPUT, "%s: there is no such setting; did you mean POSTERN_%s?",
                        variable, nearest);
-    LOG_WARN("config", NULL, "%s in the environment is no setting", variable);
-    return 0;
+    return 0; /* config_warn_environment() says so, when it is known how to log */
+}
+
+void config_warn_environment(char *const *environment)
+{
+    for (; environment && *environment; environment++) {
+        struct str rest = str_of(*environment);
+        struct str name = str_cut(&rest, '=');
+        if (!rest.data || !str_starts(name, STR("POSTERN_")))
+            continue;
+        OWN(mem) char *variable = str_dup(name);
+        if (!find_by_variable(variable) && !is_reserved(variable))
+            LOG_WARN("config", NULL, "%s in the environment is no setting", variable);
+    }
 }
 
 int config_load_environment(struct config *config, char *const *environment, struct err *err)

@@ -129,6 +129,8 @@ int config_load(struct config *config, int *argc, char **argv, char *const *envi
 /* The pieces of it. */
 int config_load_file(struct config *config, const char *path, struct err *err);
 int config_load_environment(struct config *config, char *const *environment, struct err *err);
+/* Logs what of the environment is called POSTERN_... and is read by nobody. */
+void config_warn_environment(char *const *environment);
 int config_take_args(struct config *config, int *argc, char **argv, struct err *err);
 /* `source` appears in errors: "--lanes", "postern.toml:3:9", "POSTERN_LANES". */
 int config_set(struct config *config, const char *name, const char *value, const char *source,

@@ -1,6 +1,7 @@
 /* Settings: the order of sources, what they refuse and how they say so. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/err.h"
@@ -149,6 +150,39 @@ TEST(mistakes_in_the_file_are_named_with_their_place)
                 "postern.toml:1:8: home must be a text that is not empty, not ' '");
     EXPECT_TEXT(file_error("log = 1").text,
                 "postern.toml:1:7: 'log' must be a table, not an integer");
+}
+
+/* The model's key is no setting, so that it is in none of the places that show them. */
+TEST(variables_nobody_reads_are_warned_of_in_the_form_that_was_asked_for)
+{
+    char text[2048];
+    OWN(config) struct config config;
+    struct err err = {0};
+    char *environment[] = {(char[]){"POSTERN_MODEL_KEY=sk-1"},
+                           (char[]){"POSTERN_LIBEXEC=/x"},
+                           (char[]){"POSTERN_SHARE=/x"},
+                           (char[]){"POSTERN_KEEPER_IDLE_MS=5"},
+                           (char[]){"POSTERN_LANES=2"},
+                           (char[]){"POSTERN_QQQQQQQQQQQQ=secret"},
+                           NULL};
+    int ends[2], before = dup(STDERR_FILENO);
+    EXPECT_INT(pipe(ends), 0);
+    EXPECT(dup2(ends[1], STDERR_FILENO) >= 0);
+    config_init(&config);
+    int loaded = config_load_environment(&config, environment, &err);
+    log_setup(LOG_INFO, true);
+    config_warn_environment(environment);
+    log_setup(LOG_INFO, false);
+    EXPECT(dup2(before, STDERR_FILENO) >= 0);
+    EXPECT_INT(loaded, 0);
+    ssize_t size = read(ends[0], text, sizeof text - 1);
+    text[size > 0 ? size : 0] = '\0';
+    EXPECT(text[0] == '{' && strstr(text, "POSTERN_QQQQQQQQQQQQ in the environment is no setting"));
+    EXPECT(strchr(text, '\n') == text + strlen(text) - 1);
+    EXPECT(!strstr(text, "secret"));
+    close(before);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 TEST(mistakes_elsewhere_are_named_with_their_source)
