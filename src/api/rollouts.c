@@ -56,6 +56,25 @@ static bool write_row(void *context, const struct store_rollout *row)
     return true;
 }
 
+/* A name nobody knows would fit no rollout, and look as if there were none. */
+static int check_names(const struct store_query *query, struct err *err)
+{
+    enum trace_fate fate;
+    enum trace_stage stage;
+    OWN(buf) struct buf names = {0};
+    if (query->fate && !trace_fate_find(str_of(query->fate), &fate)) {
+        for (size_t i = 0; i < TRACE_FATES; i++)
+            buf_format(&names, "%s%s", i ? ", " : "", trace_fate_name((enum trace_fate)i));
+        err_set(err, ERR_INPUT, "'fate' is one of %.*s", STR_ARGS(buf_str(&names)));
+        return err_at(err, "fate");
+    }
+    if (query->stage && !trace_stage_find(str_of(query->stage), &stage)) {
+        err_set(err, ERR_INPUT, "'stage' is one of queued, provisioning, done, failed, cancelled");
+        return err_at(err, "stage");
+    }
+    return 0;
+}
+
 static int read_query(struct http_exchange *exchange, struct store_query *query,
                       struct arena *arena, struct err *err)
 {
@@ -83,7 +102,7 @@ static int read_query(struct http_exchange *exchange, struct store_query *query,
     }
     query->oldest_first = order && strcmp(order, "oldest") == 0;
     query->limit = (size_t)limit;
-    return 0;
+    return check_names(query, err);
 }
 
 void api_answer_rollouts(struct api *api, struct http_exchange *exchange, struct str name)

@@ -258,12 +258,14 @@ TEST(rollouts_are_listed_newest_first_page_by_page)
     EXPECT(has(&world, "\"id\":\"r-1\""));
     EXPECT(!has(&world, "\"id\":\"r-2\""));
     EXPECT(has(&world, "\"next\":null"));
-    static const char *const bad[] = {"limit=0", "limit=x", "limit=100000", "limit=-1",
-                                      "task=a%00b"};
+    static const char *const bad[] = {"limit=0",    "limit=x",   "limit=100000",  "limit=-1",
+                                      "task=a%00b", "fate=okay", "stage=finished"};
     for (size_t i = 0; i < COUNT(bad); i++) {
         OWN(mem) char *path = mem_format("/v1/rollouts?%s", bad[i]);
         EXPECT_INT(ask(&world, path), 400);
     }
+    EXPECT(has(&world, "\"field\":\"stage\""));
+    EXPECT(has(&world, "queued, provisioning"));
     world_end(&world);
 }
 
