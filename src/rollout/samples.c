@@ -2,7 +2,8 @@
  *
  * The calls are read from the rollout's own calls.jsonl, which leaves out what is repeated, so that
  * the work is linear in what happened and not in what was sent. The journal is the truth behind it:
- * calls it has and the file lacks are read from there. All of it happens on a worker, with copies,
+ * when it has calls that the file lacks, all of them are read from there, in the order in which
+ * they ended, so that the rows are those of a file that is whole. All of it happens on a worker,
  * when nothing can be added any more; a rollout whose samples cannot be written says so in its
  * result and keeps its reward, for the record it was made from is still there. */
 #include <errno.h>
@@ -71,41 +72,87 @@ static int read_lines(struct samples *samples, const char *path, const char *rol
     return 0;
 }
 
-struct missing {
-    const struct samples *samples;
-    char (*ids)[ID_MAX];
-    size_t count, capacity;
+/* A call of the journal. */
+struct entry {
+    char id[ID_MAX];
+    uint64_t ms, place;
+    bool missing; /* in the file */
 };
 
-static bool note_missing(void *context, const struct store_call *row)
+struct entries {
+    const struct samples *samples;
+    struct entry *at;
+    size_t count, capacity, missing;
+};
+
+static bool note_entry(void *context, const struct store_call *row)
 {
-    struct missing *missing = context;
-    if (strcmp(row->state, "answered") != 0 || samples_has(missing->samples, row->id))
+    struct entries *entries = context;
+    if (strcmp(row->state, "open") == 0)
         return true;
-    if (missing->count == missing->capacity) {
-        missing->capacity = missing->capacity ? missing->capacity * 2 : 8;
-        missing->ids = mem_grow(missing->ids, missing->capacity * sizeof *missing->ids);
+    if (entries->count == entries->capacity) {
+        entries->capacity = entries->capacity ? entries->capacity * 2 : 8;
+        entries->at = mem_grow(entries->at, entries->capacity * sizeof *entries->at);
     }
-    snprintf(missing->ids[missing->count++], ID_MAX, "%s", row->id);
+    struct entry *entry = &entries->at[entries->count++];
+    *entry = (struct entry){.ms = row->entry_ms,
+                            .place = row->place,
+                            .missing = !samples_has(entries->samples, row->id)};
+    snprintf(entry->id, sizeof entry->id, "%s", row->id);
+    entries->missing += entry->missing;
     return true;
 }
 
-/* What the journal has and the file has not. */
-static int read_missing(struct samples *samples, struct store *store, const char *rollout,
-                        struct err *err)
+/* As they ended, which is the order of the file. */
+static int by_end(const void *a, const void *b)
 {
-    struct missing missing = {.samples = samples};
-    int result = store_list_calls(store, rollout, note_missing, &missing, err);
-    for (size_t i = 0; result == 0 && i < missing.count; i++) {
+    const struct entry *one = a, *other = b;
+    if (one->ms != other->ms)
+        return one->ms < other->ms ? -1 : 1;
+    return one->place < other->place ? -1 : one->place > other->place;
+}
+
+/* Returns how many could not be read. */
+static size_t add_entries(struct samples *samples, const struct entries *entries, bool missing_only,
+                          struct store *store, const char *rollout)
+{
+    size_t failed = 0;
+    for (size_t i = 0; i < entries->count; i++) {
+        const struct entry *entry = &entries->at[i];
         OWN(buf) struct buf line = {0};
         struct err why = {0};
-        if (gateway_read_call(store, missing.ids[i], &line, &why) < 0)
-            LOG_WARN("rollout", rollout, "samples: call %s cannot be read: %s", missing.ids[i],
-                     why.text);
-        else
+        if (missing_only && !entry->missing)
+            continue;
+        if (gateway_read_call(store, entry->id, &line, &why) == 0) {
             add_line(samples, buf_str(&line), rollout);
+            continue;
+        }
+        failed++;
+        LOG_WARN("rollout", rollout, "samples: call %s cannot be read: %s", entry->id, why.text);
     }
-    free(missing.ids);
+    return failed;
+}
+
+/* What the journal has and the file has not. All is read from the journal then, unless the file has
+ * something that the journal has not: then only what is missing. */
+static int read_missing(struct samples **samples, const struct samples_options *options,
+                        struct store *store, const char *rollout, struct err *err)
+{
+    struct entries entries = {.samples = *samples};
+    int result = store_list_calls(store, rollout, note_entry, &entries, err);
+    if (result == 0 && entries.missing) {
+        OWN(samples) struct samples *whole = samples_new(options);
+        qsort(entries.at, entries.count, sizeof *entries.at, by_end);
+        bool all = samples_calls(*samples) + entries.missing == entries.count;
+        if (all && add_entries(whole, &entries, false, store, rollout) == 0) {
+            struct samples *parts = *samples;
+            *samples = whole;
+            whole = parts;
+        } else {
+            (void)add_entries(*samples, &entries, true, store, rollout);
+        }
+    }
+    free(entries.at);
     return result;
 }
 
@@ -116,7 +163,7 @@ int rollout_read_samples(const char *dir, const char *rollout, struct store *sto
     OWN(samples) struct samples *samples = samples_new(&options);
     OWN(mem) char *path = mem_format("%s/calls.jsonl", dir);
     if (read_lines(samples, path, rollout, err) < 0 ||
-        (store && read_missing(samples, store, rollout, err) < 0))
+        (store && read_missing(&samples, &options, store, rollout, err) < 0))
         return -1;
     samples_finish(samples);
     *out = TAKE(samples);

@@ -56,6 +56,11 @@ bool samples_has(const struct samples *samples, const char *call_id)
     return find_turn(samples, str_of(call_id)) != NONE;
 }
 
+size_t samples_calls(const struct samples *samples)
+{
+    return samples->turn_count;
+}
+
 /* ---------------------------------------------------------------- tokens as they were seen */
 
 void turn_tokens(const struct samples *samples, uint32_t at, size_t upto, struct buf *out)

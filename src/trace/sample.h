@@ -55,8 +55,9 @@ static inline void own_samples(struct samples **samples)
 /* One line of calls.jsonl, in the order of the file; the line is not kept. ERR_INPUT: it is not
  * one, or refers to a call that was not added; it is left out then and the rest still works. */
 int samples_add(struct samples *samples, struct str line, struct err *err);
-/* Does the builder know this call? */
+/* Does the builder know this call? And how many does it know? */
 bool samples_has(const struct samples *samples, const char *call_id);
+size_t samples_calls(const struct samples *samples);
 /* No more lines; lays out the rows. */
 void samples_finish(struct samples *samples);
 

@@ -1,7 +1,9 @@
 /* The record of a rollout is one, wherever it is read. Conversations grow, branch, change and are
  * broken off at random, with tokens, as streams or whole, several at once; then every line of
  * calls.jsonl is compared with what the journal says of that call, and the samples made of the
- * lines with those made of the journal, and with those of a file that a dead server left. */
+ * lines with those made of the journal, with those of a file that a dead server left, and with
+ * those of a file that lacks lines. */
+#include "rollout/rollout.h"
 #include "test_gateway.h"
 #include "trace/sample.h"
 
@@ -220,11 +222,10 @@ static void compare(struct json line, struct json journal, const char *const *bu
 }
 
 /* Everything that is made of a record. */
-static void make_samples(struct samples *samples, struct buf *out)
+static void write_samples(struct samples *samples, struct buf *out)
 {
     static const struct sample_owner owner = {.rollout = "r-test", .mode = "proxy", .fate = "ok"};
     struct json_writer json = {.out = out};
-    samples_finish(samples);
     for (size_t i = 0; i < samples_count(samples); i++) {
         sample_write(samples, i, &owner, &(struct json_writer){.out = out});
         buf_byte(out, '\n');
@@ -246,7 +247,19 @@ static void samples_of_file(struct world *world, struct buf *out)
         if (samples_add(samples, str_cut(&rest, '\n'), &err) < 0)
             test_fail(__FILE__, __LINE__, "%s", err.text);
     }
-    make_samples(samples, out);
+    samples_finish(samples);
+    write_samples(samples, out);
+}
+
+static void samples_of_rollout(struct world *world, struct buf *out)
+{
+    struct samples *samples = NULL;
+    struct err err = {0};
+    if (rollout_read_samples(world->home, "r-test", world->store, 0, &samples, &err) < 0)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    else
+        write_samples(samples, out);
+    samples_free(samples);
 }
 
 /* Compares line by line; the samples are the journal's. */
@@ -282,7 +295,8 @@ static void check_lines(struct world *world, struct buf *out)
         compare(line, journal, in_lines);
         compare(json_get(line, "answer"), json_get(journal, "answer"), in_answers);
     }
-    make_samples(samples, out);
+    samples_finish(samples);
+    write_samples(samples, out);
 }
 
 static void expect_same(struct buf *a, struct buf *b, const char *who)
@@ -330,6 +344,24 @@ static void live(uint64_t start)
     world_close_session(&world, 0);
     samples_of_file(&world, &of_rest);
     expect_same(&of_file, &of_rest, "a file that was cut");
+
+    /* Lines that a full disk did not take, that were damaged since, and no file at all. */
+    for (int lost = 0; lost < 3; lost++) {
+        OWN(buf) struct buf some = {0}, made = {0};
+        for (struct str rest = buf_str(&text); rest.size;) {
+            struct str line = str_cut(&rest, '\n');
+            bool good = dice(6);
+            if (good || lost == 1)
+                buf_str_append(&some, good ? line : str_upto(line, dice((uint32_t)line.size)));
+            if (good || lost == 1)
+                buf_byte(&some, '\n');
+        }
+        if (lost == 2 ? unlink(world.calls_path) < 0
+                      : file_write(world.calls_path, buf_str(&some), 0600, false, NULL) < 0)
+            abort();
+        samples_of_rollout(&world, &made);
+        expect_same(&of_file, &made, lost == 2 ? "no file" : "a file with holes");
+    }
     for (size_t i = 0; i < COUNT(talks); i++) {
         cut_talk(&talks[i], 0);
         buf_deinit(&talks[i].said);
