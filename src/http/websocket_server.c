@@ -18,6 +18,7 @@
 #define PING_MS 20000
 #define SILENCE_MS_MAX 60000
 #define CLOSING_MS_MAX 5000
+#define PONGS_BYTES_MAX ((size_t)64 << 10) /* of all that waits: then only the last ping counts */
 #define GONE 1006
 
 struct http_websocket {
@@ -30,12 +31,15 @@ struct http_websocket {
     bool closing; /* our close frame is out */
     bool closed;  /* on_closed was called, or its owner let go */
     bool paused;
+    bool pong_due;   /* for the last ping, when there is room again */
+    struct buf ping; /* what it said */
 };
 
 static void websocket_free(void *argument)
 {
     struct http_websocket *socket = argument;
     websocket_reader_deinit(&socket->reader);
+    buf_deinit(&socket->ping);
     free(socket);
 }
 
@@ -72,13 +76,27 @@ static void send_close(struct http_websocket *socket, int code, struct str reaso
     (void)http_respond_write(socket->exchange, buf_str(&frame));
 }
 
+/* A peer that asks and does not read is not answered each time: RFC 6455, 5.5.3. What waits is
+ * above the mark below which on_drain comes. */
+static void answer_ping(struct http_websocket *socket, struct str data)
+{
+    size_t low = socket->options.drain_bytes;
+    size_t max = low > PONGS_BYTES_MAX ? low : PONGS_BYTES_MAX;
+    socket->pong_due = http_respond_queued(socket->exchange) > max;
+    buf_clear(&socket->ping);
+    if (socket->pong_due)
+        buf_str_append(&socket->ping, data);
+    else
+        send_frame(socket, WEBSOCKET_PONG, data);
+}
+
 static bool on_message(void *context, enum websocket_opcode opcode, struct str data)
 {
     struct http_websocket *socket = context;
     switch (opcode) {
     case WEBSOCKET_PING:
         if (!socket->closing)
-            send_frame(socket, WEBSOCKET_PONG, data);
+            answer_ping(socket, data);
         return true;
     case WEBSOCKET_CLOSE: {
         int code = websocket_close_code(data);
@@ -121,6 +139,9 @@ static void on_data(void *context, struct http_exchange *exchange, struct str da
 static void on_drain(void *context)
 {
     struct http_websocket *socket = context;
+    if (socket->pong_due && socket->exchange && !socket->closing)
+        send_frame(socket, WEBSOCKET_PONG, buf_str(&socket->ping));
+    socket->pong_due = false;
     if (!socket->closed && socket->options.on_drain)
         socket->options.on_drain(socket->options.context);
 }

@@ -200,6 +200,54 @@ TEST(a_websocket_echoes_pongs_and_closes_in_order)
     close_world();
 }
 
+/* RFC 6455, 5.5.3: who is asked faster than it can answer answers the last. */
+TEST_WITHIN(pings_of_a_peer_that_does_not_read_are_not_all_answered, 60)
+{
+    enum { PINGS = 200000, PONG = 127 };
+    open_websocket_world();
+    OWN(buf) struct buf in = {0};
+    OWN(buf) struct buf out = {0};
+    int fd = tcp_peer();
+    say(fd, STR(HANDSHAKE));
+    EXPECT(hear_until(fd, &in, "\r\n\r\n"));
+    buf_clear(&in);
+    for (int i = 0; i < PINGS; i++) {
+        char text[126];
+        snprintf(text, sizeof text, "%0125d", i);
+        frame(&out, 0x89, text, 125);
+    }
+    frame(&out, 0x89, "last", 4);
+    for (struct str rest = buf_str(&out); rest.size;) {
+        ssize_t sent = send(fd, rest.data, rest.size, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent > 0)
+            rest = str_from(rest, (size_t)sent);
+        loop_once(loop, 0);
+    }
+    for (int i = 0; i < 200; i++)
+        loop_once(loop, 0);
+    size_t total = 0;
+    bool last = false;
+    while (!last) {
+        static char bytes[1 << 16];
+        ssize_t got = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN))
+            break;
+        if (got > 0) {
+            total += (size_t)got;
+            buf_append(&in, bytes, (size_t)got);
+            last = str_find(buf_str(&in), STR("\x8a\x04last")) >= 0;
+            buf_consume(&in, in.size > 5 ? in.size - 5 : 0);
+        } else {
+            loop_once(loop, 10);
+        }
+    }
+    EXPECT(last);
+    EXPECT(total < (size_t)PINGS * PONG * 3 / 4);
+    close(fd);
+    buf_deinit(&heard);
+    close_world();
+}
+
 TEST(a_server_that_closes_says_so_and_waits_for_the_answer)
 {
     open_websocket_world();
