@@ -30,6 +30,7 @@
 #define LEASES_MIN 1024 /* so many may be of calls that are gone */
 #define QUEUE_HIGH ((size_t)8 << 20)
 #define STREAM_HIGH ((size_t)4 << 20) /* of one stream: then the socket is not read for a while */
+#define SLOW_MS_MAX 10000             /* and that long: others wait behind it */
 #define GOING_AWAY 1001
 
 struct socket {
@@ -38,10 +39,11 @@ struct socket {
     struct http_websocket *wire;
     struct list takes;
     size_t take_count;
-    struct map leases;  /* call id -> its lease, on the heap */
-    size_t leases_max;  /* then those of calls that are gone are forgotten */
-    struct map streams; /* call id -> struct stream */
-    size_t full;        /* streams over their mark */
+    struct map leases;      /* call id -> its lease, on the heap */
+    size_t leases_max;      /* then those of calls that are gone are forgotten */
+    struct map streams;     /* call id -> struct stream */
+    size_t full;            /* streams over their mark */
+    struct loop_timer slow; /* while there are any */
     bool queue_full;
 };
 
@@ -60,6 +62,7 @@ struct stream {
     struct gate_stream *gate;
     char *call_id;
     bool full, finished;
+    uint64_t full_since_ms;
 };
 
 /* ---------------------------------------------------------------- talking */
@@ -233,13 +236,27 @@ static int do_take(struct socket *socket, struct json object, struct arena *aren
 
 /* ---------------------------------------------------------------- streams */
 
+static void on_slow(struct loop_timer *timer);
+
+static void watch_slow(struct socket *socket)
+{
+    if (!socket->full)
+        loop_timer_stop(&socket->slow);
+    else
+        loop_timer_start(gate_loop(socket->api->gate), &socket->slow, SLOW_MS_MAX, on_slow, socket);
+}
+
 static void stream_full(struct stream *stream, bool full)
 {
+    struct socket *socket = stream->socket;
     if (stream->full == full)
         return;
     stream->full = full;
-    stream->socket->full += full ? 1 : (size_t)-1;
-    flow(stream->socket);
+    stream->full_since_ms = loop_now_ms(gate_loop(socket->api->gate));
+    socket->full += full ? 1 : (size_t)-1;
+    if (socket->full <= 1)
+        watch_slow(socket);
+    flow(socket);
 }
 
 static void stream_free(struct stream *stream)
@@ -255,9 +272,8 @@ static void on_stream_drain(void *context)
     stream_full(context, false);
 }
 
-static void on_stream_gone(void *context)
+static void say_gone(struct stream *stream)
 {
-    struct stream *stream = context;
     OWN(buf) struct buf text = {0};
     struct json_writer out = {.out = &text};
     json_begin_object(&out);
@@ -266,8 +282,31 @@ static void on_stream_gone(void *context)
     json_end_object(&out);
     say(stream->socket, &text);
     forget_lease(stream->socket, stream->call_id);
+}
+
+static void on_stream_gone(void *context)
+{
+    struct stream *stream = context;
+    say_gone(stream);
     gate_stream_end(stream->gate);
     stream_free(stream);
+}
+
+/* Everything else on this socket waits for agents that do not read: no longer. */
+static void on_slow(struct loop_timer *timer)
+{
+    struct socket *socket = timer->context;
+    uint64_t now = loop_now_ms(gate_loop(socket->api->gate));
+    size_t at = 0;
+    for (struct stream *stream; (stream = map_next(&socket->streams, &at, NULL));) {
+        if (!stream->full || now - stream->full_since_ms < SLOW_MS_MAX)
+            continue;
+        say_gone(stream);
+        gate_stream_give_up(stream->gate);
+        stream_free(stream);
+        at = 0; /* the map has changed */
+    }
+    watch_slow(socket);
 }
 
 static struct stream *stream_of(struct socket *socket, const struct api_change *change,
@@ -437,6 +476,7 @@ static void let_go(struct socket *socket)
         take_free(take);
     }
     size_t at = 0;
+    loop_timer_stop(&socket->slow);
     for (struct stream *stream; (stream = map_next(&socket->streams, &at, NULL)); at = 0) {
         (void)map_remove(&socket->streams, str_of(stream->call_id));
         gate_stream_lost(stream->gate);

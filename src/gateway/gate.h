@@ -125,6 +125,8 @@ struct gate_stream *gate_stream_open(struct gate *gate, const char *call_id, con
 size_t gate_stream_write(struct gate_stream *stream, struct str bytes);
 void gate_stream_end(struct gate_stream *stream);  /* complete */
 void gate_stream_lost(struct gate_stream *stream); /* the trainer's connection died */
+/* Its agent does not read, and the trainer has other things to say. */
+void gate_stream_give_up(struct gate_stream *stream);
 
 /* The trainer sent nonsense. When nothing went to the lane yet the call is leased as before, else
  * it is as lost. */

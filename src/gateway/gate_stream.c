@@ -59,13 +59,12 @@ void gate_stream_end(struct gate_stream *stream)
     free(stream);
 }
 
-void gate_stream_lost(struct gate_stream *stream)
+static void lose(struct gate_stream *stream, enum err_kind kind, struct str why)
 {
     struct gate_work *work = stream->work;
     if (work) {
         if (stream->sent) {
-            gate_say_error(work, GATE_SAY_BROKEN, ERR_LOST, 0, STR_NONE,
-                           STR("the trainer's stream broke off"));
+            gate_say_error(work, GATE_SAY_BROKEN, kind, 0, STR_NONE, why);
             work->gate->counts.failed++;
             work->stream = NULL;
             gate_work_free(work);
@@ -75,6 +74,16 @@ void gate_stream_lost(struct gate_stream *stream)
         }
     }
     free(stream);
+}
+
+void gate_stream_lost(struct gate_stream *stream)
+{
+    lose(stream, ERR_LOST, STR("the trainer's stream broke off"));
+}
+
+void gate_stream_give_up(struct gate_stream *stream)
+{
+    lose(stream, ERR_TIMEOUT, STR("the agent did not read its answer"));
 }
 
 void gate_stream_refuse(struct gate_stream *stream)

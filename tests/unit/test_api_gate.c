@@ -49,6 +49,7 @@ struct held {
     struct gate_call *call;
     struct buf said;
     bool over;
+    bool slow; /* its agent does not read */
 };
 
 static void on_answer(void *context, struct str body)
@@ -60,6 +61,8 @@ static void on_answer(void *context, struct str body)
 static void on_chunk(void *context, struct str bytes)
 {
     struct held *held = context;
+    if (held->slow)
+        return;
     buf_format(&held->said, "chunk:%.*s ", STR_ARGS(bytes));
     gate_call_consumed(held->call, bytes.size);
 }
@@ -174,7 +177,8 @@ static void world_start(struct world *world)
     snprintf(world->home, sizeof world->home, "/tmp/test-api-XXXXXX");
     if (!mkdtemp(world->home))
         abort();
-    world->loop = loop_new(NULL);
+    if (!world->loop)
+        world->loop = loop_new(NULL);
     world->store = store_open(world->home, NULL);
     world->gate = gate_new(world->loop, NULL);
     world->client = http_client_new(world->loop, &(struct http_client_options){0});
@@ -748,6 +752,38 @@ TEST_WITHIN(a_socket_that_is_not_read_gets_no_more_calls, 60)
     buf_deinit(&reply.body);
     for (size_t i = 0; i < COUNT(held); i++)
         held_end(&held[i]);
+    world_end(&world);
+}
+
+/* An agent that does not read its stream delays the trainer's other calls, but not for long. */
+TEST_WITHIN(an_agent_that_does_not_read_stops_no_socket, 60)
+{
+    struct world world = {.loop = loop_new_virtual(NULL)};
+    struct held slow, other;
+    OWN(buf) struct buf in = {0}, text = {0}, large = {0};
+    world_start(&world);
+    int fd = socket_open(&world, &in);
+    hold(&world, &slow, "c-1", "r-1");
+    hold(&world, &other, "c-2", "r-2");
+    slow.slow = true;
+    tell(fd, "{\"id\":1,\"op\":\"take\",\"max\":2,\"wait_ms\":1000,\"lease_ms\":3600000}");
+    EXPECT(hear_until(&world, fd, &in, "c-2"));
+    memset(buf_reserve(&large, 50000), 'x', 50000);
+    buf_added(&large, 50000);
+    buf_format(&text, "{\"op\":\"chunk\",\"call_id\":\"c-1\",\"chunk\":{\"content\":\"%.*s\"}}",
+               STR_ARGS(buf_str(&large)));
+    for (int i = 0; i < 90; i++) { /* more than 4 MiB */
+        tell(fd, buf_text(&text));
+        loop_once(world.loop, 0);
+    }
+    tell(fd, "{\"id\":2,\"op\":\"answer\",\"call_id\":\"c-2\",\"answer\":{\"content\":\"two\"}}");
+    EXPECT(hear_until(&world, fd, &in, "{\"event\":\"gone\",\"call_id\":\"c-1\"}"));
+    EXPECT(hear_until(&world, fd, &in, "{\"id\":2,\"call_id\":\"c-2\",\"status\":\"answered\"}"));
+    PUMP_UNTIL(&world, slow.over && other.over);
+    EXPECT(str_ends(buf_str(&slow.said), STR("broken ")));
+    close(fd);
+    held_end(&slow);
+    held_end(&other);
     world_end(&world);
 }
 
