@@ -452,6 +452,7 @@ void restore_admitted(struct call *call)
     if (!call->record.number)
         return;
     CALL_LOG(LOG_INFO, call, "its agent asks again: another attempt");
+    atomic_fetch_add(&call->session->gateway->calls, 1); /* of this process, where it will end */
     free(map_remove(&call->session->restored, key_bytes(&call->key)));
 }
 

@@ -216,6 +216,10 @@ TEST(a_call_without_an_entry_goes_on_under_its_number_and_is_one_call)
     EXPECT(reply_has(&reply, "new 1"));
     buf_deinit(&reply.body);
     EXPECT_INT(stats->calls, 3);
+    struct gateway_counts counts; /* of this process: it admitted one, and that one ended */
+    gateway_counts(world.gateway, &counts);
+    EXPECT_INT(counts.calls, 1);
+    EXPECT_INT(counts.answered, 1);
     OWN(buf) struct buf lines = {0};
     EXPECT_INT(file_read(world.calls_path, 1 << 20, &lines, NULL), 0);
     EXPECT(str_find(buf_str(&lines), STR("\"attempts\":2")) >= 0);
