@@ -380,3 +380,71 @@ TEST_WITHIN(a_chain_of_pieces_cut_at_any_byte_is_whole_up_to_there, 120)
 {
     expect_whole_when_cut(true);
 }
+
+/* A disk that does not keep what it was given: a call is read as it was, or not at all; those that
+ * do not build on what is damaged are all there. */
+static void expect_right_or_nothing(bool dated, bool with_index)
+{
+    enum { TURNS = 6, TRIES = 60 };
+    begin();
+    struct talk talk = {.dated = dated};
+    struct buf requests[TURNS] = {0}, prompts[TURNS] = {0};
+    uint64_t sizes[TURNS];
+    uint64_t seed = 17;
+    for (int i = 0; i < TURNS; i++) {
+        snprintf(talk.call_id, sizeof talk.call_id, "c-%d", i);
+        talk_turn(&talk, dated ? 400 : 40, dated ? 100 : 30, 1);
+        buf_str_append(&requests[i], buf_str(&talk.request));
+        buf_str_append(&prompts[i], buf_str(&talk.ids));
+        talk_answer(&talk, 5);
+        struct store_counts counts;
+        store_counts(store, &counts);
+        sizes[i] = counts.bytes + 32;
+    }
+    store_close(store);
+    char copy[80];
+    snprintf(copy, sizeof copy, "%s-hurt", home);
+    for (int try = 0; try < TRIES; try++) {
+        copy_tree(copy);
+        OWN(mem) char *segment = only_segment(copy);
+        OWN(buf) struct buf bytes = {0};
+        EXPECT_INT(file_read(segment, 64 << 20, &bytes, NULL), 0);
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        uint64_t at = 32 + (seed >> 20) % (sizes[TURNS - 1] - 32); /* behind the segment's head */
+        bytes.data[at] ^= (char)(1 << (seed >> 60 & 7));
+        EXPECT_INT(file_write(segment, buf_str(&bytes), 0600, false, NULL), 0);
+        OWN(mem) char *index = mem_format("%s/index.sqlite", copy);
+        if (!with_index)
+            (void)unlink(index);
+        struct err err = {0};
+        store = store_open(copy, &err);
+        EXPECT(store);
+        for (int i = 0; i < TURNS; i++) {
+            char id[32];
+            snprintf(id, sizeof id, "c-%d", i);
+            OWN(buf) struct buf request = {0}, prompt = {0}, ids = {0}, logprobs = {0};
+            bool there = store_read_request(store, id, &request, &err) == 0;
+            bool tokens = store_read_tokens(store, id, &prompt, &ids, &logprobs, &err) == 0;
+            EXPECT(there || at < sizes[i]);
+            EXPECT(there == tokens);
+            EXPECT(!there || str_equal(buf_str(&request), buf_str(&requests[i])));
+            EXPECT(!tokens || str_equal(buf_str(&prompt), buf_str(&prompts[i])));
+            EXPECT(!tokens || (ids.size == 20 && logprobs.size == 20));
+        }
+        store_close(store);
+    }
+    (void)file_remove_tree(copy, NULL);
+    for (int i = 0; i < TURNS; i++) {
+        buf_deinit(&requests[i]);
+        buf_deinit(&prompts[i]);
+    }
+    talk_deinit(&talk);
+    store = store_open(home, NULL);
+    end();
+}
+
+TEST_WITHIN(what_was_damaged_is_never_read_as_something_else, 120)
+{
+    expect_right_or_nothing(false, true);
+    expect_right_or_nothing(true, false);
+}
