@@ -3,6 +3,8 @@
  * that calls.jsonl adds up to, and the request that the journal gives back are compared with the
  * body itself, read as a whole. */
 #include "dialect/dialect.h"
+#include "gateway/gate.h"
+#include "gateway/inner.h"
 #include "test_gateway.h"
 
 #define STEPS 120
@@ -411,6 +413,99 @@ static void answer_any(struct world *world, struct http_exchange *exchange)
                               "text\",\"text\":\"fine\"}]}]}"));
 }
 
+/* ---------------------------------------------------------------- at the gate */
+
+struct trainer {
+    struct world *world;
+    struct gate *gate;
+    struct gate_taker *taker;
+    char ids[BURST_MAX][ID_MAX];
+    size_t count, seen;
+};
+
+/* What the trainer is given is what it would be given of the body alone. */
+static void check_object(struct str text)
+{
+    static const char *const names[] = {"messages", "tools", "sampling"};
+    OWN(json_doc) struct json_doc doc = {0}, whole_doc = {0};
+    OWN(arena) struct arena arena = {0};
+    OWN(buf) struct buf whole = {0};
+    EXPECT_INT(json_read(&doc, text, NULL, NULL), 0);
+    struct json root = json_root(&doc);
+    OWN(mem) char *dialect = str_dup(json_str(json_get(root, "dialect"), &arena));
+    struct trace_request request = {.model = json_str(json_get(root, "model"), &arena)};
+    struct body *body = body_new(json_raw(json_get(root, "raw")));
+    void *object =
+        hold_object_new(body, dialect_find(dialect), &request, &(struct hold_view){0}, NULL);
+    body_unref(body);
+    struct json_writer out = {.out = &whole};
+    json_begin_object(&out);
+    hold_object_write(object, false, &out);
+    json_end_object(&out);
+    hold_object_free(object);
+    EXPECT_INT(json_read(&whole_doc, buf_str(&whole), NULL, NULL), 0);
+    for (size_t i = 0; i < COUNT(names); i++)
+        EXPECT_STR(json_raw(json_get(root, names[i])),
+                   json_raw(json_get(json_root(&whole_doc), names[i])));
+}
+
+static void on_calls(void *context, struct gate_work *const *calls, size_t count);
+
+static void take_calls(struct trainer *trainer)
+{
+    struct gate_take take = {.max = BURST_MAX, .wait_ms = 600000};
+    trainer->taker = gate_take(trainer->gate, &take, on_calls, trainer, NULL);
+}
+
+static void answer_calls(void *argument)
+{
+    struct trainer *trainer = argument;
+    for (size_t i = 0; i < trainer->count; i++)
+        EXPECT_INT(gate_answer(trainer->gate, trainer->ids[i], NULL,
+                               STR("{\"message\":{\"role\":\"assistant\",\"content\":\"fine\"}}"),
+                               NULL),
+                   0);
+    take_calls(trainer);
+}
+
+static void on_calls(void *context, struct gate_work *const *calls, size_t count)
+{
+    struct trainer *trainer = context;
+    trainer->taker = NULL;
+    trainer->count = count;
+    trainer->seen += count;
+    for (size_t i = 0; i < count; i++) {
+        OWN(buf) struct buf object = {0};
+        gate_work_write(calls[i], true, &(struct json_writer){.out = &object});
+        check_object(buf_str(&object));
+        snprintf(trainer->ids[i], ID_MAX, "%s", gate_work_call_id(calls[i]));
+    }
+    loop_defer(trainer->world->loop, answer_calls, trainer);
+}
+
+static void trainer_start(struct trainer *trainer, struct world *world)
+{
+    struct err err = {0};
+    gateway_free(world->gateway);
+    *trainer = (struct trainer){.world = world, .gate = gate_new(world->loop, NULL)};
+    struct gateway_options gateway = {.store = world->store, .gate = trainer->gate};
+    world->gateway = gateway_new(world->loop, &gateway, &err);
+    world->model = model_open("gate:", NULL, &err);
+    take_calls(trainer);
+}
+
+static void trainer_end(struct trainer *trainer)
+{
+    world_close_session(trainer->world, 0);
+    for (int i = 0; i < 3; i++)
+        loop_once(trainer->world->loop, 0);
+    if (trainer->taker)
+        gate_taker_cancel(trainer->taker);
+    gate_free(trainer->gate);
+}
+
+/* ---------------------------------------------------------------- comparing */
+
 /* Lines come in the order in which calls ended: which call it was, the journal's request says. */
 static struct expected *expected_of(struct world *world, struct str id, struct expected *all,
                                     size_t count)
@@ -502,8 +597,12 @@ static void converse(uint64_t start, const char *mode)
                   {&dialect_responses, "/v1/responses"},
                   {&dialect_google, "/v1beta/models/m:generateContent"}};
     struct world world = {.upstream_answer = answer_any};
+    struct trainer trainer = {0};
     world_start(&world);
-    world_model(&world);
+    if (strcmp(mode, "gate") == 0)
+        trainer_start(&trainer, &world);
+    else
+        world_model(&world);
     world_open(&world, (struct gateway_session_options){.mode = mode, .limits.calls_max = 100000});
     struct talk talks[COUNT(spoken)] = {0};
     struct expected *all = mem_zero(STEPS * BURST_MAX * sizeof *all);
@@ -532,6 +631,10 @@ static void converse(uint64_t start, const char *mode)
     for (size_t i = 0; i < COUNT(talks); i++)
         drop(&talks[i], 0);
     free(all);
+    if (trainer.gate) {
+        EXPECT_INT(trainer.seen, taken);
+        trainer_end(&trainer);
+    }
     world_end(&world);
 }
 
@@ -557,4 +660,10 @@ TEST_WITHIN(what_is_skimmed_of_google_is_what_the_body_says, 60)
 {
     converse(7, "black_box");
     converse(11, "proxy");
+}
+
+TEST_WITHIN(what_the_trainer_is_given_is_what_the_body_says, 60)
+{
+    for (uint64_t start = 12; start < 16; start++)
+        converse(start, "gate");
 }
