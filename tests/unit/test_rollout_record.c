@@ -32,16 +32,19 @@ static void put_ids(struct buf *out, struct str words)
         buf_format(out, "%s%u", out->size ? "," : "", (sum + (uint32_t)i * 7919) % 150000);
 }
 
-static void put_prompt(struct str body, struct buf *out)
+static void put_prompt(struct json messages, struct buf *out)
 {
-    OWN(json_doc) struct json_doc doc = {0};
-    (void)json_read(&doc, body, NULL, NULL);
-    JSON_EACH (item, json_get(json_root(&doc), "messages")) {
+    JSON_EACH (item, messages) {
         OWN(arena) struct arena arena = {0};
         put_ids(out, json_str(json_get(item.value, "content"), &arena));
     }
-    if (dice(9) == 0) /* a template of its own mind */
-        buf_format(out, ",%u", dice(1000));
+    if (out->size % 9 == 0) /* a template of its own mind */
+        buf_format(out, ",777");
+}
+
+static double logprob_of(long id)
+{
+    return -(double)(id % 31) - (double)(id * 7919 % 1000003) / 1000003;
 }
 
 /* The choice's members behind its message: its ids, and as many log-probabilities. */
@@ -53,8 +56,8 @@ static void put_tokens(struct str words, struct buf *out)
     struct str rest = buf_str(&ids);
     for (bool first = true; rest.size; first = false) {
         struct str id = str_cut(&rest, ',');
-        buf_format(out, "%s{\"token\":\"token_id:%.*s\",\"logprob\":-%u.%06u}", first ? "" : ",",
-                   STR_ARGS(id), dice(30), dice(1000000));
+        buf_format(out, "%s{\"token\":\"token_id:%.*s\",\"logprob\":%.17g}", first ? "" : ",",
+                   STR_ARGS(id), logprob_of(strtol(id.data, NULL, 10)));
     }
     buf_format(out, "]}");
 }
@@ -71,7 +74,9 @@ static void answer(struct world *world, struct http_exchange *exchange)
         return;
     }
     snprintf(words, sizeof words, "answer %d", world->upstream_calls);
-    put_prompt(asked, &prompt);
+    OWN(json_doc) struct json_doc doc = {0};
+    (void)json_read(&doc, asked, NULL, NULL);
+    put_prompt(json_get(json_root(&doc), "messages"), &prompt);
     put_tokens(str_of(words), &tokens);
     if (kind == 2) /* an engine that was not asked well */
         buf_clear(&tokens);
@@ -221,6 +226,34 @@ static void compare(struct json line, struct json journal, const char *const *bu
     }
 }
 
+static size_t tokens_checked;
+
+/* The tokens of a call are those that the engine gave for its messages and its answer. */
+static void check_tokens(struct json call)
+{
+    OWN(buf) struct buf prompt = {0}, ids = {0};
+    OWN(arena) struct arena arena = {0};
+    struct json given = json_get(call, "answer"), list = json_get(given, "token_ids");
+    if (!json_size(list))
+        return;
+    buf_byte(&prompt, '[');
+    OWN(buf) struct buf inside = {0};
+    put_prompt(json_get(json_get(call, "request"), "messages"), &inside);
+    buf_format(&prompt, "%s]", buf_text(&inside));
+    EXPECT_STR(json_raw(json_get(given, "prompt_token_ids")), buf_str(&prompt));
+    put_ids(&ids, json_str(json_get(json_get(given, "message"), "content"), &arena));
+    struct str raw = json_raw(list);
+    EXPECT_STR(str_make(raw.data + 1, raw.size - 2), buf_str(&ids));
+    struct json_item logprob = json_first(json_get(given, "logprobs"));
+    JSON_EACH (item, list) {
+        long long id = json_int_or(item.value, -1);
+        EXPECT((float)json_double_or(logprob.value, 1) == (float)logprob_of((long)id));
+        logprob = json_following(logprob);
+    }
+    EXPECT(!json_exists(logprob.value));
+    tokens_checked++;
+}
+
 /* Everything that is made of a record. */
 static void write_samples(struct samples *samples, struct buf *out)
 {
@@ -294,6 +327,7 @@ static void check_lines(struct world *world, struct buf *out)
         struct json journal = json_root(&whole_doc);
         compare(line, journal, in_lines);
         compare(json_get(line, "answer"), json_get(journal, "answer"), in_answers);
+        check_tokens(journal);
     }
     samples_finish(samples);
     write_samples(samples, out);
@@ -313,7 +347,7 @@ static void expect_same(struct buf *a, struct buf *b, const char *who)
 
 static void live(uint64_t start)
 {
-    struct world world = {.upstream_answer = answer};
+    struct world world = {.upstream_answer = answer, .lines_ms = start % 2 ? 20 : 0};
     struct gateway_session_options options = {
         .mode = "proxy", .limits.calls_max = 100000, .retry_grace_ms = 30};
     world_start(&world);
@@ -421,4 +455,5 @@ TEST_WITHIN(a_rollouts_record_is_the_same_wherever_it_is_read, 120)
 {
     for (uint64_t i = 1; i <= 4; i++)
         live(i);
+    EXPECT(tokens_checked > (size_t)4 * STEPS / 2);
 }
