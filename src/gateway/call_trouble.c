@@ -9,7 +9,7 @@
 #include "gateway/inner.h"
 #include "gateway/rules.h"
 
-#define MESSAGE_MAX 2000
+#define MESSAGE_MAX 4000 /* as much as a trainer may say */
 #define DEPTH_MAX 64
 #define BACKOFF_MS 500
 #define BACKOFF_SCRIPT_MS 5

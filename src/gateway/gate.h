@@ -65,7 +65,9 @@ struct gate_hold {
     void (*on_answer)(void *context, struct str body);
     void (*on_chunk)(void *context, struct str bytes);
     void (*on_end)(void *context);
-    void (*on_fail)(void *context, const struct err *err, int http_status, struct str type);
+    /* `text` is all of what err's begins with. */
+    void (*on_fail)(void *context, const struct err *err, int http_status, struct str type,
+                    const char *text);
     void (*on_broken)(void *context,
                       const struct err *err); /* a stream was lost after its first byte */
     void *context;

@@ -17,6 +17,7 @@ struct message {
     int http_status;
     struct buf bytes; /* body, chunk, or the error's type */
     struct err *err;  /* NULL: none */
+    struct buf text;  /* the error's, whole */
 };
 
 void gate_call_unref(struct gate_call *call)
@@ -44,7 +45,8 @@ static void deliver(void *argument)
             hold->on_end(hold->context);
             break;
         case GATE_SAY_FAIL:
-            hold->on_fail(hold->context, message->err, message->http_status, bytes);
+            hold->on_fail(hold->context, message->err, message->http_status, bytes,
+                          buf_text(&message->text));
             break;
         case GATE_SAY_BROKEN:
             hold->on_broken(hold->context, message->err);
@@ -52,6 +54,7 @@ static void deliver(void *argument)
         }
     }
     buf_deinit(&message->bytes);
+    buf_deinit(&message->text);
     free(message->err);
     free(message);
     gate_call_unref(call);
@@ -81,6 +84,7 @@ void gate_say_error(struct gate_work *work, enum gate_word word, enum err_kind k
     err_set(message->err, kind, "%.*s", STR_ARGS(text));
     message->http_status = http_status;
     buf_str_append(&message->bytes, type);
+    buf_str_append(&message->text, text);
     loop_post(work->call->lane, deliver, message);
 }
 

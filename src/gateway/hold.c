@@ -84,14 +84,16 @@ static void on_end(void *context)
 }
 
 /* The trainer's error is shown as it is: it knows best whether the agent should come again. */
-static void on_fail(void *context, const struct err *err, int http_status, struct str type)
+static void on_fail(void *context, const struct err *err, int http_status, struct str type,
+                    const char *text)
 {
+    (void)err;
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
     json_begin_object(&out);
     json_key(&out, "error");
     json_begin_object(&out);
-    json_set_text(&out, "message", err->text);
+    json_set_text(&out, "message", text);
     if (type.size)
         json_set_str(&out, "code", type);
     json_end_object(&out);

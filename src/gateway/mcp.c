@@ -234,15 +234,16 @@ static void on_result(void *context, struct str body)
 }
 
 /* A tool that failed has an answer: the model should see it. */
-static void on_fail(void *context, const struct err *err, int http_status)
+static void on_fail(void *context, const struct err *err, const char *text, int http_status)
 {
     struct post_call *call = context;
     OWN(buf) struct buf message = {0};
     struct json_writer out = {.out = &message};
+    (void)err;
     (void)http_status;
     write_head(&out, buf_str(&call->id));
     json_key(&out, "result");
-    mcp_write_failure(err->text, call->post->version, &out);
+    mcp_write_failure(text, call->post->version, &out);
     json_end_object(&out);
     call_end(call, buf_str(&message));
 }

@@ -317,10 +317,11 @@ static void on_result(void *context, struct str body)
     tool_call_free(tool);
 }
 
-static void on_fail(void *context, const struct err *err, int http_status)
+static void on_fail(void *context, const struct err *err, const char *text, int http_status)
 {
     struct tool_call *tool = context;
-    answer_text(tool->exchange, http_status, err->text);
+    (void)err;
+    answer_text(tool->exchange, http_status, text);
     tool_call_free(tool);
 }
 

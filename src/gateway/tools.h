@@ -50,7 +50,8 @@ struct tool_run;
 struct tool_run_handlers {
     /* {"result": ...}; for the others what the trainer said: {"messages": [...]}, {"done": ...} */
     void (*on_result)(void *context, struct str body);
-    void (*on_fail)(void *context, const struct err *err, int http_status);
+    /* `text` is all of what err's begins with. */
+    void (*on_fail)(void *context, const struct err *err, const char *text, int http_status);
 };
 /* `arguments`: an object as JSON. NULL and err: ERR_CAPACITY when too many are in flight,
  * ERR_CANCELLED when the rollout is over. */

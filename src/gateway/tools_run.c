@@ -78,11 +78,11 @@ static void succeed(struct tool_run *run, struct str body)
     run->handlers.on_result(run->context, body);
 }
 
-static void fail(struct tool_run *run, const struct err *err, int http_status)
+static void fail(struct tool_run *run, const struct err *err, const char *text, int http_status)
 {
     run->over = true;
-    note(run, STR_NONE, err->text);
-    run->handlers.on_fail(run->context, err, http_status);
+    note(run, STR_NONE, text);
+    run->handlers.on_fail(run->context, err, text, http_status);
 }
 
 void tool_run_close(struct tool_run *run)
@@ -173,10 +173,11 @@ static void on_answer(void *context, struct str body)
     succeed(context, body);
 }
 
-static void on_fail(void *context, const struct err *err, int http_status, struct str type)
+static void on_fail(void *context, const struct err *err, int http_status, struct str type,
+                    const char *text)
 {
     (void)type;
-    fail(context, err, http_status);
+    fail(context, err, text, http_status);
 }
 
 /* Streams are not opened for what is answered whole. */
@@ -191,7 +192,7 @@ static void on_no_chunk(void *context, struct str bytes)
 }
 static void on_no_break(void *context, const struct err *err)
 {
-    on_fail(context, err, 503, STR_NONE);
+    on_fail(context, err, 503, STR_NONE, err->text);
 }
 
 static int hold(struct tool_run *run, struct err *err)
@@ -251,7 +252,7 @@ void gateway_tool_fail(struct gateway_tool *tool, const char *text)
 {
     struct err err = {0};
     err_set(&err, ERR_SYSTEM, "%s", text);
-    fail(run_of(tool), &err, 500);
+    fail(run_of(tool), &err, text, 500);
 }
 
 /* ---------------------------------------------------------------- the beginning */
@@ -320,9 +321,10 @@ static void on_user_result(void *context, struct str body)
     user->on_words(user->context, text.size ? buf_text(&text) : NULL, &(struct err){0});
 }
 
-static void on_user_fail(void *context, const struct err *err, int http_status)
+static void on_user_fail(void *context, const struct err *err, const char *text, int http_status)
 {
     struct gateway_user *user = context;
+    (void)text;
     (void)http_status;
     user->on_words(user->context, NULL, err);
 }

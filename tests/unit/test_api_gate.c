@@ -72,8 +72,10 @@ static void on_end(void *context)
     buf_format(&held->said, "end ");
     held->over = true;
 }
-static void on_fail(void *context, const struct err *err, int status, struct str type)
+static void on_fail(void *context, const struct err *err, int status, struct str type,
+                    const char *text)
 {
+    (void)text;
     struct held *held = context;
     buf_format(&held->said, "fail:%d:%.*s:%s ", status, STR_ARGS(type), err->text);
     held->over = true;

@@ -50,8 +50,10 @@ static void on_end(void *context)
     buf_format(&caller->said, "end ");
     finish(caller);
 }
-static void on_fail(void *context, const struct err *err, int status, struct str type)
+static void on_fail(void *context, const struct err *err, int status, struct str type,
+                    const char *text)
 {
+    (void)text;
     struct caller *caller = context;
     note_taken(caller);
     (void)err;

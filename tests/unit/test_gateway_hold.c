@@ -579,6 +579,29 @@ TEST(an_error_of_the_trainer_is_shown_as_it_is)
     gate_world_end(&trainer);
 }
 
+/* As long as the control listener takes it. */
+TEST(a_long_error_of_the_trainer_arrives_whole)
+{
+    struct world world = {0};
+    struct trainer trainer = {0};
+    OWN(buf) struct buf text = {0};
+    struct reply reply;
+    gate_world(&trainer, &world, (struct gateway_session_options){0});
+    for (int i = 0; i < 1300; i++)
+        buf_str_append(&text, STR("\xe2\x82\xac"));
+    buf_str_append(&text, STR(" the end"));
+    agent_ask(&world, &reply, ASK);
+    take(&trainer);
+    EXPECT_INT(gate_fail(trainer.gate, trainer.call_id, trainer.lease, 400, STR_NONE,
+                         buf_str(&text), NULL),
+               0);
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 400);
+    EXPECT(reply_has(&reply, buf_text(&text)));
+    buf_deinit(&reply.body);
+    gate_world_end(&trainer);
+}
+
 TEST(an_agent_that_leaves_takes_its_call_along)
 {
     struct world world = {0};
