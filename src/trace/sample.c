@@ -250,11 +250,22 @@ static void walk_on(struct samples *samples, struct walk *walk, uint32_t next,
         note_copy(samples, turn, node->raw, raw);
     } else if (message->role == TRACE_ASSISTANT) {
         uint32_t origin = graph_known(samples, key);
-        if (origin != NONE && !samples->turns[origin].side)
+        if (origin != NONE && !samples->turns[origin].side) {
             turn->origin = origin;
+            turn->was = turn->sent_back = STR_NONE;
+        }
     }
     walk->from_depth += walk->known;
     walk->node = next;
+}
+
+/* The lines that leave the message out mean it as it was sent. */
+static void keep_copy(struct samples *samples, struct node *node, struct str raw)
+{
+    if (str_equal(node->raw, raw))
+        node->copy = STR_NONE;
+    else if (!str_equal(node->copy, raw))
+        node->copy = arena_str(&samples->arena, raw);
 }
 
 static int walk_own(struct samples *samples, struct walk *walk, struct json value, struct err *err)
@@ -271,23 +282,30 @@ static int walk_own(struct samples *samples, struct walk *walk, struct json valu
     }
     if (next == NONE)
         return walk_full(err);
+    keep_copy(samples, &samples->nodes[next], json_raw(value));
     walk_on(samples, walk, next, &message, key, json_raw(value));
     return 0;
 }
 
 /* Whose answer is the last one at or above `at`, as walk_on() finds it. */
-static uint32_t origin_above(const struct samples *samples, uint32_t at)
+static void find_origin(struct samples *samples, struct turn *turn, uint32_t at)
 {
+    turn->origin = NONE;
+    turn->was = turn->sent_back = STR_NONE;
     for (; samples->nodes[at].depth; at = samples->nodes[at].parent) {
         const struct node *node = &samples->nodes[at];
-        if (node->turn != NONE)
-            return node->turn;
-        uint32_t origin =
-            node->message.role == TRACE_ASSISTANT ? graph_known(samples, node->key) : NONE;
-        if (origin != NONE && !samples->turns[origin].side)
-            return origin;
+        uint32_t origin = node->turn;
+        if (origin != NONE && node->copy.data)
+            note_copy(samples, turn, node->raw, node->copy);
+        if (origin == NONE && node->message.role == TRACE_ASSISTANT) {
+            origin = graph_known(samples, node->key);
+            if (origin != NONE && samples->turns[origin].side)
+                origin = NONE;
+        }
+        turn->origin = origin;
+        if (origin != NONE)
+            return;
     }
-    return NONE;
 }
 
 /* The messages down to `end`, a node above which everything is as it was. */
@@ -295,7 +313,7 @@ static void walk_down(struct samples *samples, struct walk *walk, uint32_t end)
 {
     if (walk->known)
         walk->from_depth = samples->nodes[end].depth;
-    walk->turn->origin = origin_above(samples, end);
+    find_origin(samples, walk->turn, end);
     walk->node = end;
 }
 
@@ -310,6 +328,13 @@ static int walk_across(struct samples *samples, struct walk *walk, uint32_t end,
     }
     for (uint32_t at = 0; at < count; at++) {
         struct node node = samples->nodes[path[at]];
+        if (node.copy.data) {
+            OWN(json_doc) struct json_doc doc = {0};
+            if (json_read(&doc, node.copy, NULL, err) < 0 ||
+                walk_own(samples, walk, json_root(&doc), err) < 0)
+                return -1;
+            continue;
+        }
         uint32_t next = graph_find(samples, walk->node, node.key, &node.message);
         if (next == NONE) {
             walk->known = false;

@@ -103,5 +103,6 @@ uint32_t graph_copy(struct samples *samples, uint32_t parent, uint32_t of)
 {
     struct node node = samples->nodes[of];
     node.turn = NONE;
+    node.copy = STR_NONE;
     return add_node(samples, parent, node);
 }

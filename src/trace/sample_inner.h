@@ -29,7 +29,8 @@ struct node {
     uint32_t before; /* an older node with the same parent and key; NONE */
     struct trace_key key;
     struct trace_message message;
-    struct str raw; /* as JSON */
+    struct str raw;  /* as JSON */
+    struct str copy; /* as it was last sent, where that is not the same; STR_NONE: it is */
 };
 
 enum branch_kind {

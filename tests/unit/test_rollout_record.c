@@ -73,7 +73,13 @@ static void answer(struct world *world, struct http_exchange *exchange)
         http_respond_json(exchange, kind ? 500 : 400, STR("{\"error\":{\"message\":\"no\"}}"));
         return;
     }
-    snprintf(words, sizeof words, "answer %d", world->upstream_calls);
+    snprintf(words, sizeof words, "answer %u", dice(3) ? (unsigned)world->upstream_calls : dice(3));
+    OWN(mem)
+    char *tools = kind < 10 ? mem_dup("")
+                            : mem_format(",\"tool_calls\":[{\"index\":0,\"id\":\"call-%d\","
+                                         "\"type\":\"function\",\"function\":{\"name\":\"f\","
+                                         "\"arguments\":\"{\\\"a\\\": 1}\"}}]",
+                                         world->upstream_calls);
     OWN(json_doc) struct json_doc doc = {0};
     (void)json_read(&doc, asked, NULL, NULL);
     put_prompt(json_get(json_root(&doc), "messages"), &prompt);
@@ -84,16 +90,16 @@ static void answer(struct world *world, struct http_exchange *exchange)
     if (str_find(asked, STR("\"stream\":true")) < 0) {
         buf_format(&text,
                    "{\"id\":\"x\",\"model\":\"m\",\"prompt_token_ids\":[%s],\"choices\":[{\"index\""
-                   ":0,\"message\":{\"role\":\"assistant\",\"content\":\"%s\"},\"finish_reason\":"
+                   ":0,\"message\":{\"role\":\"assistant\",\"content\":\"%s\"%s},\"finish_reason\":"
                    "\"stop\"%s%s}],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}",
-                   buf_text(&prompt), words, comma, buf_text(&tokens));
+                   buf_text(&prompt), words, tools, comma, buf_text(&tokens));
         http_respond_json(exchange, 200, buf_str(&text));
         return;
     }
     buf_format(&text,
                "data: {\"id\":\"x\",\"model\":\"m\",\"prompt_token_ids\":[%s],\"choices\":[{"
-               "\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"%s\"}%s%s}]}\n\n",
-               buf_text(&prompt), words, comma, buf_text(&tokens));
+               "\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"%s\"%s}%s%s}]}\n\n",
+               buf_text(&prompt), words, tools, comma, buf_text(&tokens));
     if (kind != 3) /* else it is broken off */
         buf_format(&text, "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":"
                           "\"stop\"}]}\n\ndata: [DONE]\n\n");
@@ -108,12 +114,26 @@ struct talk {
     char *messages[MESSAGES_MAX];
     size_t count;
     uint32_t tools, hour;
-    struct buf said; /* the last answer's words */
+    struct buf said;   /* the last answer's words */
+    struct buf called; /* and the id of its tool call; empty: none */
 };
 
 static void add_message(struct talk *talk, const char *role, const char *words)
 {
     talk->messages[talk->count++] = mem_format("{\"role\":\"%s\",\"content\":\"%s\"}", role, words);
+}
+
+/* Its arguments are the same, but written otherwise. */
+static void add_called(struct talk *talk)
+{
+    talk->messages[talk->count++] =
+        mem_format("{\"role\":\"assistant\",\"content\":\"%s\",\"tool_calls\":[{\"id\":\"%s\","
+                   "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+                   "\"{\\\"a\\\":1}\"}}]}",
+                   buf_text(&talk->said), buf_text(&talk->called));
+    talk->messages[talk->count++] =
+        mem_format("{\"role\":\"tool\",\"tool_call_id\":\"%s\",\"content\":\"done\"}",
+                   buf_text(&talk->called));
 }
 
 static void cut_talk(struct talk *talk, size_t from)
@@ -136,8 +156,10 @@ static void change(struct talk *talk)
     uint32_t kind = dice(12);
     if (talk->count + 2 * BURST_MAX >= MESSAGES_MAX)
         cut_talk(talk, 1 + dice(3)); /* compacted */
-    if (talk->said.size && kind)
+    if (talk->said.size && kind && !talk->called.size)
         add_message(talk, "assistant", buf_text(&talk->said));
+    if (talk->said.size && kind && talk->called.size)
+        add_called(talk);
     if (kind == 1)
         cut_talk(talk, dice((uint32_t)talk->count + 1));
     if (kind == 2)
@@ -189,8 +211,13 @@ static void ask_some(struct world *world, struct talk *talk)
     for (size_t i = 0; i < count; i++) {
         reply_wait(&replies[i]);
         struct str text = buf_str(&replies[i].body);
-        long at = str_find(text, STR("\"answer "));
+        long at = str_find(text, STR("\"answer ")), tool = str_find(text, STR("\"call-"));
         buf_clear(&talk->said);
+        buf_clear(&talk->called);
+        if (tool >= 0) {
+            struct str id = str_from(text, (size_t)tool + 1);
+            buf_str_append(&talk->called, str_cut(&id, '"'));
+        }
         if (at >= 0) {
             struct str words = str_from(text, (size_t)at + 1);
             buf_str_append(&talk->said, str_cut(&words, '"'));
@@ -399,6 +426,7 @@ static void live(uint64_t start)
     for (size_t i = 0; i < COUNT(talks); i++) {
         cut_talk(&talks[i], 0);
         buf_deinit(&talks[i].said);
+        buf_deinit(&talks[i].called);
     }
     world_end(&world);
 }
