@@ -254,7 +254,7 @@ static void stream_full(struct stream *stream, bool full)
     stream->full = full;
     stream->full_since_ms = loop_now_ms(gate_loop(socket->api->gate));
     socket->full += full ? 1 : (size_t)-1;
-    if (socket->full <= 1)
+    if (!socket->full || (full && socket->full == 1)) /* the first or none: it runs on for others */
         watch_slow(socket);
     flow(socket);
 }
