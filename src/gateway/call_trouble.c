@@ -157,6 +157,8 @@ void call_refused(struct call *call)
                 ? " (vLLM has it from 0.24 on, later only with --enable-scale-out)"
                 : "",
             message.size ? ": " : "", STR_ARGS(str_upto(call->upstream_message, 300)));
+    if (call->head.unanswered)
+        err_set(&err, kind, "%.*s", STR_ARGS(str_upto(call->upstream_message, 300)));
     call_attempt_failed(call, &err);
 }
 

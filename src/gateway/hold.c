@@ -14,6 +14,8 @@
 #include "gateway/gate.h"
 #include "gateway/inner.h"
 
+#define OWN_RETRY_MS 5000 /* as of a model server that does not say */
+
 struct hold {
     struct loop *loop;
     struct upstream_handlers handlers;
@@ -83,11 +85,11 @@ static void on_end(void *context)
     give_end(hold, &(struct err){0});
 }
 
-/* The trainer's error is shown as it is: it knows best whether the agent should come again. */
+/* The trainer's error is shown as it is: it knows best whether the agent should come again. One of
+ * the gate's own (nobody answered in time, it closes) says that it may. */
 static void on_fail(void *context, const struct err *err, int http_status, struct str type,
                     const char *text)
 {
-    (void)err;
     OWN(buf) struct buf body = {0};
     struct json_writer out = {.out = &body};
     json_begin_object(&out);
@@ -98,7 +100,11 @@ static void on_fail(void *context, const struct err *err, int http_status, struc
         json_set_str(&out, "code", type);
     json_end_object(&out);
     json_end_object(&out);
-    struct upstream_head head = {.status = http_status, .retry_after_ms = -1, .show = true};
+    bool own = err->kind == ERR_TIMEOUT || err->kind == ERR_CANCELLED;
+    struct upstream_head head = {.status = http_status,
+                                 .retry_after_ms = own ? OWN_RETRY_MS : -1,
+                                 .show = true,
+                                 .unanswered = own};
     give_body(context, &head, buf_str(&body));
 }
 

@@ -184,6 +184,7 @@ struct upstream_head {
     bool stream;            /* text/event-stream */
     int64_t retry_after_ms; /* -1: not said */
     bool show;              /* the script wants the agent to see this error as it is */
+    bool unanswered;        /* it is the gate's own: no trainer said anything */
 };
 
 /* The same contract as struct http_call_handlers. `script_error`: the script itself is at fault. */

@@ -1,7 +1,8 @@
-/* Answers in one piece that take long, and those that a program asks for without knowing a model.
- */
+/* Answers in one piece that take long, those that no trainer gives, and those that a program asks
+ * for without knowing a model. */
 #include "test_gateway.h"
 
+#include "gateway/gate.h"
 #include "gateway/inner.h"
 
 #define ANSWER                                                                                     \
@@ -165,5 +166,33 @@ TEST(what_is_no_request_for_a_message_is_refused)
         buf_deinit(&reply.body);
     }
     EXPECT_INT(world.upstream_calls, 0);
+    world_end(&world);
+}
+
+/* A 503 of our own, as others are: it says when to come again, and that nobody answered. */
+TEST(a_call_that_no_trainer_answers_in_time_is_told_to_come_again)
+{
+    struct world world = {0};
+    struct err err = {0};
+    world_start(&world);
+    gateway_free(world.gateway);
+    struct gate *gate = gate_new(world.loop, NULL);
+    struct gateway_options options = {.store = world.store, .gate = gate};
+    world.gateway = gateway_new(world.loop, &options, &err);
+    world.model = model_open("gate:", NULL, &err);
+    world_open(&world, (struct gateway_session_options){.mode = "gate", .held_ms_max = 30});
+    struct reply reply;
+    agent_ask(&world, &reply, ASK_STREAM);
+    reply_wait(&reply);
+    EXPECT_INT(reply.status, 503);
+    EXPECT_TEXT(reply.retry_after, "5");
+    EXPECT(reply_has(&reply, "gate_timeout"));
+    EXPECT_TEXT(gateway_session_stats(world.session)->why.text,
+                "the trainer did not answer this call in time");
+    buf_deinit(&reply.body);
+    world_close_session(&world, 0);
+    for (int i = 0; i < 3; i++)
+        loop_once(world.loop, 0);
+    gate_free(gate);
     world_end(&world);
 }
