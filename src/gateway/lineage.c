@@ -399,13 +399,22 @@ static void forget_old(struct lineage *lineage)
     }
 }
 
+/* Or only its last message is gone, as reminders are: what goes on from the parent still finds
+ * nearly all of it here. Where tokens are gone on from every message counts. */
+static bool goes_on(const struct ancestor *parent, struct call *call)
+{
+    size_t shared = shared_messages(parent, call);
+    return shared == parent->message_count ||
+           (shared > 2 && shared + 1 == parent->message_count && !call->session->exact_prefix);
+}
+
 static struct ancestor *place_for(struct call *call)
 {
     struct lineage *lineage = &call->session->lineage;
     find_parent(call);
     if (call->parent >= 0) {
         struct ancestor *parent = &lineage->ancestors[call->parent];
-        if (shared_messages(parent, call) == parent->message_count)
+        if (goes_on(parent, call))
             return parent;
         size_t most;
         const struct ancestor *alike = find_alike(call, parent, &most);
