@@ -32,6 +32,7 @@
 #define LOCK_MS_MAX 10000
 #define BACKLOG 256
 #define MAKING_MAX 100 /* a keeper that sweeps takes away what is empty */
+#define MAKING_PAUSE_US 300
 
 /* --- places
  * ----------------------------------------------------------------------------------------- */
@@ -46,6 +47,8 @@ static int make_private_dir(const char *path, struct err *err)
         found = lstat(path, &facts);
         if (found < 0 && errno != ENOENT)
             break;
+        if (found < 0)
+            usleep(MAKING_PAUSE_US); /* so that the two do not go in step */
     }
     if (found < 0)
         return err_errno(err, "'%s'", path);

@@ -307,11 +307,11 @@ TEST(a_place_that_is_swept_away_while_it_is_made_is_made_again)
     EXPECT_INT(local_find_places(&options, &places, &err), 0);
     pid_t sweeper = fork();
     if (sweeper == 0)
-        for (;;) {
+        for (prctl(PR_SET_PDEATHSIG, SIGKILL);;) {
             (void)rmdir(places.state);
             usleep(20); /* else the two may take turns for ever */
         }
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 5000; i++) {
         (void)local_find_places(&options, &places, &err);
         EXPECT_TEXT(err.text, "");
     }
