@@ -115,14 +115,14 @@ bool json_scan_int(struct json_scan *scan, long long *out)
     const char *at = skip_blanks(scan);
     bool negative = is_at(scan, '-');
     const char *first = at += negative;
-    long long number = 0;
+    unsigned long long number = 0; /* one digit more than is taken fits */
     while (at < scan->end && *at >= '0' && *at <= '9' && at - first < 19)
-        number = number * 10 + (*at++ - '0');
+        number = number * 10 + (unsigned)(*at++ - '0');
     if (at == first || at - first > 18 || (*first == '0' && at - first > 1) ||
         (at < scan->end && (*at == '.' || (*at | 0x20) == 'e')))
         return false;
     scan->at = at;
-    *out = negative ? -number : number;
+    *out = negative ? -(long long)number : (long long)number;
     return true;
 }
 
