@@ -314,31 +314,38 @@ static int load_variable(struct config *config, const char *variable, const char
     return 0; /* config_warn_environment() says so, when it is known how to log */
 }
 
-void config_warn_environment(char *const *environment)
+/* The next of our variables, from *at on, and what it is set to; the caller frees it. NULL: none is
+ * left. */
+static char *next_variable(char *const **at, const char **value)
 {
-    for (; environment && *environment; environment++) {
-        struct str rest = str_of(*environment);
+    for (; *at && **at; ++*at) {
+        struct str rest = str_of(**at);
         struct str name = str_cut(&rest, '=');
         if (!rest.data || !str_starts(name, STR("POSTERN_")))
             continue;
-        OWN(mem) char *variable = str_dup(name);
+        *value = rest.data;
+        ++*at;
+        return str_dup(name);
+    }
+    return NULL;
+}
+
+void config_warn_environment(char *const *environment)
+{
+    const char *value;
+    for (char *variable; (variable = next_variable(&environment, &value)); free(variable))
         if (!find_by_variable(variable) && !is_reserved(variable))
             LOG_WARN("config", NULL, "%s in the environment is no setting", variable);
-    }
 }
 
 int config_load_environment(struct config *config, char *const *environment, struct err *err)
 {
-    for (; environment && *environment; environment++) {
-        struct str rest = str_of(*environment);
-        struct str name = str_cut(&rest, '=');
-        if (!rest.data || !str_starts(name, STR("POSTERN_")))
-            continue;
-        OWN(mem) char *variable = str_dup(name);
-        if (load_variable(config, variable, rest.data, err) < 0)
-            return -1;
-    }
-    return 0;
+    const char *value;
+    int result = 0;
+    for (char *variable; result == 0 && (variable = next_variable(&environment, &value));
+         free(variable))
+        result = load_variable(config, variable, value, err);
+    return result;
 }
 
 /* ---------------------------------------------------------------- the command line */
